@@ -133,8 +133,9 @@ static epx_status recv_rank(struct root *root, int rank)
     }
 }
 
-/* A relay that is stopped keeps its children from the result before, and so from coming: where all of a block are
- * absent, the relay is named. Returns how many are not named. */
+/* A relay that is stopped keeps its children from the result before, all or some of them, and so from coming: where the
+ * relay is absent, it is named alone. A relay that a child keeps from coming has said so before (pass_on()). Returns how
+ * many are not named. */
 static int forgive_children(const struct gather *gather, unsigned char *present)
 {
     const int block = gather->tree ? gather->tree->block : 0;
@@ -143,10 +144,8 @@ static int forgive_children(const struct gather *gather, unsigned char *present)
     for (int relay = block; block && relay < gather->nranks; relay += block) {
         const int end = relay + block < gather->nranks ? relay + block : gather->nranks;
 
-        if (memchr(present + relay, 1, (size_t)(end - relay)))
-            continue;
-        for (int r = relay + 1; r < end; r++)
-            if (gather->tree->served[r]) {
+        for (int r = relay + 1; !present[relay] && r < end; r++)
+            if (gather->tree->served[r] && !present[r]) {
                 present[r] = 1;
                 forgiven++;
             }

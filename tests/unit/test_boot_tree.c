@@ -58,10 +58,113 @@ static int gather_until_failure(const struct world *world, int rank)
     return status;
 }
 
-static void expect_culprit(const struct world *world, epx_status status, const char *words)
+/* ---- Ranks that do by hand what boot_open() and boot_allgather() do --------------------------------------------- */
+
+struct by_hand {
+    struct launcher launcher;
+    struct secret secret;
+    struct rendezvous_config config;
+    struct channel channel;
+    struct tree tree;
+};
+
+static epx_status meet_by_hand(const struct world *world, struct by_hand *own, int *block)
+{
+    epx_status status = launcher_read(&own->launcher);
+
+    status = status ? status : secret_read(1, &own->secret);
+    if (status)
+        return status;
+    rendezvous_from_launcher(&own->launcher, &own->secret, world->timeout_ms, &own->config);
+    return rendezvous_client(&own->config, &own->channel, block);
+}
+
+static epx_status open_by_hand(const struct world *world, struct by_hand *own)
+{
+    int block = 0;
+    epx_status status = meet_by_hand(world, own, &block);
+
+    return status ? status : tree_open_client(&own->config, block, &own->channel, &own->tree);
+}
+
+static epx_status gather_by_hand(struct by_hand *own, int round)
+{
+    unsigned char send[64], recv[RANKS * sizeof(send)];
+    const struct gather gather = {.rank = own->config.rank,
+                                  .nranks = own->config.nranks,
+                                  .timeout_ms = own->config.timeout_ms,
+                                  .sequence = (uint64_t)round + 1,
+                                  .group = 1,
+                                  .send = send,
+                                  .recv = recv,
+                                  .bytes = sizeof(send),
+                                  .tree = &own->tree};
+    epx_status status;
+
+    for (size_t i = 0; i < sizeof(send); i++)
+        send[i] = pattern(own->config.rank, i, round);
+    status = allgather_client(&gather, &own->channel);
+    for (size_t i = 0; !status && i < sizeof(recv); i++)
+        if (recv[i] != pattern((int)(i / sizeof(send)), i % sizeof(send), round))
+            return EPX_ERR_MISMATCH;
+    return status;
+}
+
+/* A small all-gather, and large ones until one fails. */
+static epx_status gather_small_then_large(const struct world *world)
+{
+    struct boot *boot;
+    int status = boot_open(NULL, world->timeout_ms, &boot);
+
+    for (int round = 0; !status; round++)
+        status = gather_checked(boot, round ? world->bytes : 64, round);
+    return (epx_status)status;
+}
+
+/* The relay passes on the second result to one child, and hangs. */
+static int pass_on_to_one(const struct world *world, int rank)
+{
+    struct by_hand own;
+    epx_status status;
+
+    if (rank != RELAY)
+        return (int)gather_small_then_large(world);
+    status = open_by_hand(world, &own);
+    status = status ? status : gather_by_hand(&own, 0);
+    own.tree.count = 1;
+    status = status ? status : gather_by_hand(&own, 1);
+    await_others(world, rank);
+    return (int)status;
+}
+
+/* A child gives its part of the second all-gather, and takes nothing. */
+static int take_nothing(const struct world *world, int rank)
+{
+    struct by_hand own;
+    unsigned char *part = calloc(1, LARGE);
+    epx_status status;
+
+    if (rank != SLOW) {
+        free(part);
+        return (int)gather_small_then_large(world);
+    }
+    for (size_t i = 0; part && i < LARGE; i++)
+        part[i] = pattern(rank, i, 1);
+    status = open_by_hand(world, &own);
+    status = status ? status : gather_by_hand(&own, 0);
+    const struct gather gather = {.sequence = 2, .group = 1};
+    const struct wire_frame frame = gather_frame(&gather, WIRE_GATHER, LARGE);
+    if (!status && !channel_send_all(&own.channel, &frame, sizeof(frame), deadline_in(LIMIT_MS)))
+        (void)channel_send_all(&own.channel, part, LARGE, deadline_in(LIMIT_MS));
+    free(part);
+    await_others(world, rank);
+    return (int)status;
+}
+
+static void expect_culprit(const struct world *world, int culprit, epx_status status, const char *words)
 {
     for (int r = 0; r < RANKS; r++)
-        if (r != RELAY)
+        if (r != culprit)
             expect_failure(world, r, status, words);
 }
 
@@ -119,23 +222,33 @@ static void a_relay_that_ends_is_named_by_all(void **state)
         world.bytes = LARGE;
         world.absent[1] = after_us[i];
         world_run(&world);
-        expect_culprit(&world, EPX_ERR_PEER, "rank 3 ended during all-gather");
+        expect_culprit(&world, RELAY, EPX_ERR_PEER, "rank 3 ended during all-gather");
         world_end(&world);
     }
 }
 
-static void a_relay_that_hangs_is_named_by_all(void **state)
+/* At any time; when it has passed on a result to one of two children; and a child that keeps its relay from coming. All
+ * at once: it takes one deadline. */
+static void who_hangs_is_named_by_all(void **state)
 {
-    struct world world = world_make(RANKS, gather_until_failure);
+    struct world worlds[] = {world_make(RANKS, gather_until_failure), world_make(RANKS, pass_on_to_one),
+                             world_make(RANKS, take_nothing)};
 
     (void)state;
-    hang = &world;
-    world.bytes = LARGE;
-    world.timeout_ms = slow_ms(2500);
-    world.absent[1] = 30000;
-    world_run(&world);
-    expect_culprit(&world, EPX_ERR_TIMEOUT, "rank 3 did not");
-    world_end(&world);
+    hang = &worlds[0];
+    worlds[0].absent[1] = 30000;
+    for (int i = 0; i < 3; i++) {
+        worlds[i].bytes = i == 1 ? 64 : LARGE;
+        worlds[i].timeout_ms = slow_ms(2500);
+        world_start(&worlds[i]);
+    }
+    for (int i = 0; i < 3; i++)
+        world_wait(&worlds[i]);
+    expect_culprit(&worlds[0], RELAY, EPX_ERR_TIMEOUT, "rank 3 did not");
+    expect_culprit(&worlds[1], RELAY, EPX_ERR_TIMEOUT, "rank 3 did not send data");
+    expect_culprit(&worlds[2], SLOW, EPX_ERR_TIMEOUT, "rank 4 did not receive the result of all-gather 2 from rank 3");
+    for (int i = 0; i < 3; i++)
+        world_end(&worlds[i]);
 }
 
 /* ---- Strangers at a relay's port -------------------------------------------------------------------------------- */
@@ -149,58 +262,25 @@ struct told {
 };
 static struct told *told;
 
-static epx_status gather_by_hand(const struct rendezvous_config *config, struct channel *channel, struct tree *tree,
-                                 int round)
-{
-    unsigned char send[64], recv[RANKS * sizeof(send)];
-    const struct gather gather = {.rank = config->rank,
-                                  .nranks = config->nranks,
-                                  .timeout_ms = config->timeout_ms,
-                                  .sequence = (uint64_t)round + 1,
-                                  .group = 1,
-                                  .send = send,
-                                  .recv = recv,
-                                  .bytes = sizeof(send),
-                                  .tree = tree};
-    epx_status status;
-
-    for (size_t i = 0; i < sizeof(send); i++)
-        send[i] = pattern(config->rank, i, round);
-    status = allgather_client(&gather, channel);
-    for (size_t i = 0; !status && i < sizeof(recv); i++)
-        if (recv[i] != pattern((int)(i / sizeof(send)), i % sizeof(send), round))
-            return EPX_ERR_MISMATCH;
-    return status;
-}
-
-/* boot_open() in steps: the ports of relays stay open as long as this rank has not found its own. */
+/* The ports of relays stay open as long as this rank has not found its own. */
 static epx_status open_slowly(const struct world *world)
 {
-    struct launcher launcher;
-    struct secret secret;
-    struct rendezvous_config config;
-    struct channel channel;
-    struct tree tree;
+    struct by_hand own;
     int block = 0;
-    epx_status status = launcher_read(&launcher);
+    epx_status status = meet_by_hand(world, &own, &block);
 
-    status = status ? status : secret_read(1, &secret);
-    if (status)
-        return status;
-    rendezvous_from_launcher(&launcher, &secret, world->timeout_ms, &config);
-    status = rendezvous_client(&config, &channel, &block);
-    told->job = config.job;
+    told->job = own.config.job;
     told->started = 1;
     while (!told->go)
         usleep(1000);
-    status = status ? status : tree_open_client(&config, block, &channel, &tree);
+    status = status ? status : tree_open_client(&own.config, block, &own.channel, &own.tree);
     if (status)
         return status;
-    told->has_relay = tree.parent.fd >= 0;
+    told->has_relay = own.tree.parent.fd >= 0;
     for (int round = 0; !status && round < 3; round++)
-        status = gather_by_hand(&config, &channel, &tree, round);
-    tree_close(&tree);
-    channel_close(&channel);
+        status = gather_by_hand(&own, round);
+    tree_close(&own.tree);
+    channel_close(&own.channel);
     return status;
 }
 
@@ -495,9 +575,12 @@ static void an_error_is_never_taken_for_data(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_are_the_root_of_many_ranks),     cmocka_unit_test(results_come_through_relays),
-        cmocka_unit_test(a_child_without_its_relay_asks_rank_0), cmocka_unit_test(a_relay_that_ends_is_named_by_all),
-        cmocka_unit_test(a_relay_that_hangs_is_named_by_all),    cmocka_unit_test(strangers_at_a_relay_do_no_harm),
+        cmocka_unit_test(blocks_are_the_root_of_many_ranks),
+        cmocka_unit_test(results_come_through_relays),
+        cmocka_unit_test(a_child_without_its_relay_asks_rank_0),
+        cmocka_unit_test(a_relay_that_ends_is_named_by_all),
+        cmocka_unit_test(who_hangs_is_named_by_all),
+        cmocka_unit_test(strangers_at_a_relay_do_no_harm),
         cmocka_unit_test(an_error_is_never_taken_for_data),
     };
 
