@@ -5,6 +5,11 @@
  * before it has received from all ranks. So no side sends while its peer does not receive, and full socket buffers
  * cannot deadlock, whatever the size. The one exception is an error from rank 0 while a rank still sends: a sending
  * rank checks for it.
+ *
+ * A rank that comes long before rank 0 would give up before it, and name rank 0, which is only late, instead of a rank
+ * that never comes. So rank 0 says HERE to those that have given their part once it has waited for half a second, and
+ * their deadline begins again. Children get it through their relay, like results: on the connection to rank 0 it could
+ * come after the result.
  */
 #include "boot/allgather.h"
 
@@ -31,6 +36,7 @@ struct peer {
     struct transfer transfer;
     struct wire_frame frame;
     struct wire_error error;
+    int told; /* HERE */
 };
 
 struct root {
@@ -134,8 +140,8 @@ static epx_status recv_rank(struct root *root, int rank)
 }
 
 /* A relay that is stopped keeps its children from the result before, all or some of them, and so from coming: where the
- * relay is absent, it is named alone. A relay that a child keeps from coming has said so before (pass_on()). Returns how
- * many are not named. */
+ * relay is absent, it is named alone. A relay that a child keeps from coming has said so before (pass_on()). Returns
+ * how many are not named. */
 static int forgive_children(const struct gather *gather, unsigned char *present)
 {
     const int block = gather->tree ? gather->tree->block : 0;
@@ -174,17 +180,31 @@ static epx_status gather_timeout(const struct root *root)
                 root->duty, gather->timeout_ms, (unsigned long long)gather->sequence, gather->bytes, more);
 }
 
-static epx_status wait_for_peers(struct root *root)
+/* At most until `until`; a failure once the deadline has passed. */
+static epx_status wait_for_peers(struct root *root, uint64_t until)
 {
-    int ready = poll_until(root->polls, (size_t)root->gather->nranks, root->deadline);
+    int ready = poll_until(root->polls, (size_t)root->gather->nranks, until < root->deadline ? until : root->deadline);
 
     if (ready < 0)
         return fail_errno(EPX_ERR_SYSTEM, "rank 0 cannot wait for the other ranks");
     return ready || !deadline_passed(root->deadline) ? EPX_OK : gather_timeout(root);
 }
 
+/* To ranks that wait for the result: nothing is on its way to them, so a frame finds room. */
+static void say_here(struct root *root)
+{
+    const unsigned char *served = root->gather->tree ? root->gather->tree->served : NULL;
+
+    for (int i = 1; i < root->gather->nranks; i++)
+        if (root->peers[i].stage == DONE && !root->peers[i].told && !(served && served[i])) {
+            root->peers[i].told = 1;
+            (void)send_frame(&root->channels[i], WIRE_HERE, deadline_in(0));
+        }
+}
+
 static epx_status collect(struct root *root)
 {
+    const uint64_t here = deadline_in(RENDEZVOUS_HERE_MS);
     const struct gather *gather = root->gather;
     epx_status status = EPX_OK;
 
@@ -195,10 +215,12 @@ static epx_status collect(struct root *root)
     root->left = gather->nranks - 1;
     root->duty = "send data";
     while (!status && root->left) {
-        status = wait_for_peers(root);
+        status = wait_for_peers(root, deadline_passed(here) ? root->deadline : here);
         for (int i = 1; !status && i < gather->nranks; i++)
             if (root->polls[i].revents)
                 status = recv_rank(root, i);
+        if (!status && root->left && deadline_passed(here))
+            say_here(root);
     }
     return status;
 }
@@ -249,7 +271,7 @@ static epx_status distribute(struct root *root)
     }
     root->duty = "receive the result";
     while (root->left) {
-        epx_status waited = wait_for_peers(root);
+        epx_status waited = wait_for_peers(root, root->deadline);
         for (int i = 1; i < gather->nranks; i++) {
             if (root->polls[i].fd < 0)
                 continue;

@@ -53,7 +53,26 @@ static epx_status fail_client(const struct gather *gather, struct channel *chann
     return status;
 }
 
+/* Since the last word of rank 0. */
+static uint64_t client_deadline(const struct gather *gather)
+{
+    return deadline_in(gather->timeout_ms + RENDEZVOUS_SLACK_MS);
+}
+
+static int is_here(const struct wire_frame *frame)
+{
+    return frame->magic == WIRE_FRAME_MAGIC && frame->op == WIRE_HERE;
+}
+
 /* ---- Down from rank 0 ------------------------------------------------------------------------------------------- */
+
+/* Rank 0 waits for others. Nothing else is on its way to the children: a frame finds room. */
+static void pass_on_here(const struct gather *gather)
+{
+    for (int i = 0; gather->tree && i < gather->tree->count; i++)
+        if (gather->tree->children[i].fd >= 0 && send_frame(&gather->tree->children[i], WIRE_HERE, deadline_in(0)))
+            channel_close(&gather->tree->children[i]); /* it is lost, which rank 0 notices too */
+}
 
 static epx_status check_result(const struct gather *gather, int from, const struct wire_frame *frame)
 {
@@ -73,8 +92,14 @@ static epx_status recv_result(const struct gather *gather, struct channel *chann
     struct wire_frame frame;
     epx_status status;
 
-    if (channel_receive_all(channel, &frame, sizeof(frame), deadline))
-        return fail_client(gather, channel, 1);
+    for (;;) {
+        if (channel_receive_all(channel, &frame, sizeof(frame), deadline))
+            return fail_client(gather, channel, 1);
+        if (!is_here(&frame))
+            break;
+        deadline = client_deadline(gather);
+        pass_on_here(gather);
+    }
     if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_ERROR)
         return receive_error(channel, &frame, deadline);
     status = check_result(gather, 0, &frame);
@@ -160,8 +185,10 @@ static epx_status recv_from_relay(const struct gather *gather, struct channel *r
 {
     struct down down = {.gather = gather, .root = root, .relay = &gather->tree->parent, .deadline = deadline};
     struct wire_frame frame;
-    epx_status status = recv_passed(&down, &frame, sizeof(frame));
+    epx_status status;
 
+    while (!(status = recv_passed(&down, &frame, sizeof(frame))) && is_here(&frame))
+        down.deadline = client_deadline(gather);
     if (!status && frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_ERROR)
         return receive_error(down.relay, &frame, deadline_in(RENDEZVOUS_CLOSE_MS));
     if (!status)
@@ -208,9 +235,9 @@ static epx_status children_late(const struct gather *gather, const struct pollfd
                 gather->tree->child_ranks[late], (unsigned long long)gather->sequence, gather->rank, pass_ms(gather));
 }
 
-static epx_status pass_on(const struct gather *gather, uint64_t deadline)
+static epx_status pass_on(const struct gather *gather)
 {
-    const uint64_t soon = deadline_in(pass_ms(gather)), end = soon < deadline ? soon : deadline;
+    const uint64_t deadline = deadline_in(pass_ms(gather));
     struct tree *tree = gather->tree;
     struct wire_frame frame = gather_frame(gather, WIRE_RESULT, (uint64_t)gather->nranks * gather->bytes);
     struct passing *passing = calloc((size_t)tree->count, sizeof(*passing));
@@ -227,7 +254,7 @@ static epx_status pass_on(const struct gather *gather, uint64_t deadline)
         left -= polls[i].fd < 0;
     }
     while (!status && left) {
-        const int ready = poll_until(polls, (size_t)tree->count, end);
+        const int ready = poll_until(polls, (size_t)tree->count, deadline);
 
         if (ready < 0)
             status = fail_errno(EPX_ERR_SYSTEM, "rank %d cannot wait for its children", gather->rank);
@@ -258,7 +285,7 @@ static epx_status receive(const struct gather *gather, struct channel *root, uin
     status = recv_result(gather, root, deadline);
     if (status || !tree || !tree->count)
         return status;
-    status = pass_on(gather, deadline);
+    status = pass_on(gather);
     if (status) {
         char text[WIRE_TEXT];
         snprintf(text, sizeof(text), "%s", epx_last_error());
@@ -284,7 +311,7 @@ static void end_client(const struct gather *gather, struct channel *channel, epx
 
 epx_status allgather_client(const struct gather *gather, struct channel *channel)
 {
-    uint64_t deadline = deadline_in(gather->timeout_ms + RENDEZVOUS_SLACK_MS);
+    uint64_t deadline = client_deadline(gather);
     struct wire_frame frame = gather_frame(gather, WIRE_GATHER, gather->bytes);
     int state = send_or_error(channel, &frame, sizeof(frame), deadline);
     epx_status status;

@@ -14,7 +14,11 @@ enum {
     RENDEZVOUS_HELLO_MS = 2000,    /* for a new connection to send its hello */
     RENDEZVOUS_REPLY_MS = 400,     /* for a port to reply in the first round; doubles each round */
     RENDEZVOUS_REPLY_MAX_MS = 5000,
-    RENDEZVOUS_SLACK_MS = 1000, /* other ranks wait this much longer than rank 0, whose error names the missing ranks */
+    /* Other ranks wait this much longer than rank 0, whose error names the missing ranks. It covers what does not grow
+     * with the deadline, the way of a message: their deadline begins with a message of rank 0, WELCOME, START or HERE,
+     * and rank 0's own begins before. */
+    RENDEZVOUS_SLACK_MS = 1000,
+    RENDEZVOUS_HERE_MS = 500, /* after which rank 0 says in an all-gather that it is there: before the slack is over */
     RENDEZVOUS_CLOSE_MS = 1000, /* for errors to reach the other ranks before connections are closed */
     RENDEZVOUS_MAX_RANKS = 65536
 };

@@ -13,6 +13,7 @@
  *        | <-------------------------------- START --------- | with the ranks of a block: they make a tree (tree.h)
  *        |                                                   |
  *        | -- GATHER n, bytes, data -----------------------> | receives from all ranks at once
+ *        | <--------------------------------- HERE --------- | only where it waits long: those that came first wait on
  *        | <------------------------ RESULT n, all data ---- | sends to all ranks at once, to many through the tree
  *        |                ...                                |
  *
@@ -28,7 +29,7 @@
 #include <stdint.h>
 
 enum {
-    WIRE_VERSION = 3,
+    WIRE_VERSION = 4,
     WIRE_FRAME_MAGIC = 0x46585045, /* "EPXF" */
     WIRE_HELLO_MAGIC = 0x48585045, /* "EPXH" */
     WIRE_TEXT = 504
@@ -45,7 +46,8 @@ enum wire_op {
     WIRE_PORT = 8, /* to WIRE_GO: tree.h */
     WIRE_PARENT = 9,
     WIRE_READY = 10,
-    WIRE_GO = 11
+    WIRE_GO = 11,
+    WIRE_HERE = 12
 };
 
 /* The first three fields, struct wire_frame and struct wire_error keep their layout in all versions, so that a

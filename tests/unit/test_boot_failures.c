@@ -253,7 +253,7 @@ static void another_version_is_refused(void **state)
     world_wait(&world);
     assert_int_equal(answer.frame.op, WIRE_ERROR);
     assert_non_null(strstr(answer.error.text, "version"));
-    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank uses version 4 of the bootstrap protocol, rank 0 version 3");
+    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank uses version 5 of the bootstrap protocol, rank 0 version 4");
     world_end(&world);
 }
 

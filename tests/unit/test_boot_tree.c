@@ -161,6 +161,20 @@ static int take_nothing(const struct world *world, int rank)
     return (int)status;
 }
 
+/* Rank 0 is late, but comes, and rank 1 never does. The others have waited long by then. */
+static int come_late(const struct world *world, int rank)
+{
+    struct boot *boot;
+    int status = boot_open(NULL, world->timeout_ms, &boot);
+
+    status = status ? status : gather_checked(boot, 64, 0);
+    if (rank == 0)
+        usleep((useconds_t)(RENDEZVOUS_SLACK_MS + world->timeout_ms / 4) * 1000);
+    if (rank == 1)
+        await_others(world, rank);
+    return status ? status : gather_checked(boot, 64, 1);
+}
+
 static void expect_culprit(const struct world *world, int culprit, epx_status status, const char *words)
 {
     for (int r = 0; r < RANKS; r++)
@@ -227,27 +241,28 @@ static void a_relay_that_ends_is_named_by_all(void **state)
     }
 }
 
-/* At any time; when it has passed on a result to one of two children; and a child that keeps its relay from coming. All
- * at once: it takes one deadline. */
+/* A relay, at any time; one that has passed on a result to one of two children; a child that keeps its relay from
+ * coming; a rank that keeps rank 0 waiting, which itself came late. All at once: it takes one deadline. */
 static void who_hangs_is_named_by_all(void **state)
 {
     struct world worlds[] = {world_make(RANKS, gather_until_failure), world_make(RANKS, pass_on_to_one),
-                             world_make(RANKS, take_nothing)};
+                             world_make(RANKS, take_nothing), world_make(RANKS, come_late)};
 
     (void)state;
     hang = &worlds[0];
     worlds[0].absent[1] = 30000;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         worlds[i].bytes = i == 1 ? 64 : LARGE;
         worlds[i].timeout_ms = slow_ms(2500);
         world_start(&worlds[i]);
     }
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         world_wait(&worlds[i]);
     expect_culprit(&worlds[0], RELAY, EPX_ERR_TIMEOUT, "rank 3 did not");
     expect_culprit(&worlds[1], RELAY, EPX_ERR_TIMEOUT, "rank 3 did not send data");
     expect_culprit(&worlds[2], SLOW, EPX_ERR_TIMEOUT, "rank 4 did not receive the result of all-gather 2 from rank 3");
-    for (int i = 0; i < 3; i++)
+    expect_culprit(&worlds[3], 1, EPX_ERR_TIMEOUT, "rank 1 did not send data");
+    for (int i = 0; i < 4; i++)
         world_end(&worlds[i]);
 }
 
