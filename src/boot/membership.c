@@ -274,6 +274,7 @@ static void begin_round(struct membership *m, int purpose, const uint8_t *exclud
     m->number = 0;
     m->left_out_by = m->fail_from = -1;
     m->failed = EPX_OK;
+    m->no_files_ns = 0;
     for (int r = 0; r < m->nranks; r++)
         m->peers[r].arrived = m->peers[r].viewed = 0;
 }

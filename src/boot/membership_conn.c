@@ -13,6 +13,7 @@ enum {
     FRAME_MAGIC = 0x4d585045, /* "EPXM" */
     PAYLOAD_MAX = 64 << 20,
     PENDING_TIMEOUT_NS = 2000000000, /* for a new connection to send its first frame */
+    FILES_NS = 1000000000,           /* for descriptors of this process to become free */
     RETRY_NS = 20000000
 };
 
@@ -137,6 +138,20 @@ int flush_tx(struct membership *m, struct peer *peer)
     return n == -ECONNREFUSED;
 }
 
+/* Others cannot be told, and would wait for this rank until their deadline: it does not give up at once. */
+static epx_status no_files(struct membership *m, int rank, int error)
+{
+    const uint64_t now = host_now_ns();
+
+    if (!m->no_files_ns)
+        m->no_files_ns = now;
+    m->peers[rank].retry_ns = now + RETRY_NS;
+    if (now - m->no_files_ns < FILES_NS)
+        return EPX_OK;
+    errno = error;
+    return fail_errno(EPX_ERR_SYSTEM, "rank %d cannot connect to rank %d", m->rank, rank);
+}
+
 epx_status connect_peer(struct membership *m, int rank)
 {
     struct peer *peer = &m->peers[rank];
@@ -151,10 +166,8 @@ epx_status connect_peer(struct membership *m, int rank)
         m->progressed = 1;
         return EPX_OK;
     }
-    if (conn == -EMFILE || conn == -ENFILE) {
-        errno = -conn;
-        return fail_errno(EPX_ERR_SYSTEM, "rank %d cannot connect to rank %d", m->rank, rank);
-    }
+    if (conn == -EMFILE || conn == -ENFILE)
+        return no_files(m, rank, -conn);
     if (conn < 0) { /* not reachable now */
         peer->retry_ns = host_now_ns() + RETRY_NS;
         return EPX_OK;
@@ -162,6 +175,7 @@ epx_status connect_peer(struct membership *m, int rank)
     peer->conn = conn;
     peer->viewed = 1;
     m->progressed = 1;
+    m->no_files_ns = 0;
     status = queue_frame(m, peer, FRAME_VIEW, m->purpose, m->view, 2 * (size_t)m->nranks);
     if (status == EPX_OK && m->agreed && !m->excluded[rank])
         status = queue_frame(m, peer, FRAME_COMMIT, m->purpose, m->excluded, (size_t)m->nranks);

@@ -9,13 +9,16 @@
  *   recovers, again and again               the same: the n-th allocation fails, or the n-th and the next two
  *   until all are there; then one round of low latency with the right results
  *
- * Every eighth allocation fails, from a random one on; with EPX_TEST_SCALE of 8 or more every one.
+ * In one case the victim has no descriptors for a while instead. With masks every eighth allocation fails, from a
+ * random one on; with EPX_TEST_SCALE of 8 or more every one.
  * ctest: cost=6 labels=ranks,noasan,notsan sleeps
  */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "group/abort.h"
@@ -27,8 +30,8 @@
 #include "tests/lib/unit_net.h"
 #include "util/clock.h"
 
-enum { RANKS = 4, PLACE = 3 /* of the rank that is replaced */, TURNS = 8, MAX_FAILED = 3 };
-enum { DEADLINE_MS = 6000, SOON_MS = 2500, FEW = 8 };
+enum { RANKS = 4, PLACE = 3 /* of the rank that is replaced */, TURNS = 8, MAX_FAILED = 3, NEVER = 1 << 30 };
+enum { DEADLINE_MS = 6000, SOON_MS = 2500, FEW = 8, NO_FILES_US = 300000 };
 
 enum call { CLEAR, CLEAN, JOIN };
 
@@ -36,6 +39,7 @@ struct story {
     const char *net; /* NULL: one node */
     enum call call;
     int masks, victim, burst;
+    int files; /* instead, the victim has no descriptors for a while */
 };
 
 /* What the processes share. */
@@ -99,14 +103,33 @@ static int members(struct fixture *s, const struct story *story)
     return count;
 }
 
+/* Until there are descriptors again. */
+static void *go_without_files(void *arg)
+{
+    const struct rlimit *files = arg;
+
+    usleep(NO_FILES_US);
+    setrlimit(RLIMIT_NOFILE, files);
+    return NULL;
+}
+
 static void recover(struct fixture *s, const struct job *job, struct told *told)
 {
     const uint64_t begin = clock_ns();
+    const int without = s->rank == job->story->victim && job->story->files;
+    struct rlimit files, none = {0, 0};
+    pthread_t thread;
 
+    getrlimit(RLIMIT_NOFILE, &files);
+    none.rlim_max = files.rlim_max;
     if (s->rank == job->story->victim && !job->shared->countdown.when_ns)
         countdown = &job->shared->countdown;
+    if (without)
+        assert_true(!setrlimit(RLIMIT_NOFILE, &none) && !pthread_create(&thread, NULL, go_without_files, &files));
     told->status = job->story->call == CLEAR ? epx_group_error_clear(s->group) : epx_mask_clean(s->group, NULL);
     countdown = NULL;
+    if (without)
+        pthread_join(thread, NULL);
     told->ms = (int)((clock_ns() - begin) / 1000000);
     if (told->status != EPX_OK)
         snprintf(told->message, sizeof(told->message), "%.299s", epx_last_error());
@@ -298,11 +321,12 @@ static int fail_one(const struct story *story, int n)
 static void all_recover_or_learn_who_cannot(void **state)
 {
     const struct story *story = *state;
-    const int step = prop_scale() >= FEW ? 1 : FEW;
+    const int step = !story->masks || prop_scale() >= FEW ? 1 : FEW;
     int tried = 0, wrong = 0, well = 1;
 
     unit_need_net(story->net);
-    for (int n = 1 + (int)(clock_ns() / 1000 % (uint64_t)step); well >= 0 && wrong < MAX_FAILED; n += step, tried++) {
+    for (int n = story->files ? NEVER : 1 + (int)(clock_ns() / 1000 % (uint64_t)step); well >= 0 && wrong < MAX_FAILED;
+         n += step, tried++) {
         well = fail_one(story, n);
         wrong += well == 0;
     }
@@ -316,14 +340,15 @@ static void all_recover_or_learn_who_cannot(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        STORY("error_clear_rank_0", NULL, CLEAR, 0, 0, 0),
-        STORY("error_clear_rank_2", NULL, CLEAR, 0, 2, 0),
-        STORY("mask_clean_rank_0", NULL, CLEAN, 1, 0, 0),
-        STORY("error_clear_with_masks_rank_1_three_times", NULL, CLEAR, 1, 1, 2),
-        STORY("join_rank_0", NULL, JOIN, 1, 0, 0),
-        STORY("join_the_process_that_joins", NULL, JOIN, 1, PLACE, 0),
-        STORY("error_clear_on_two_nodes_rank_0", "ofi:tcp", CLEAR, 1, 0, 0),
-        STORY("mask_clean_on_two_nodes_rank_3", "ofi:tcp", CLEAN, 1, 3, 0),
+        STORY("error_clear_rank_0", NULL, CLEAR, 0, 0, 0, 0),
+        STORY("error_clear_rank_2", NULL, CLEAR, 0, 2, 0, 0),
+        STORY("mask_clean_rank_0", NULL, CLEAN, 1, 0, 0, 0),
+        STORY("error_clear_with_masks_rank_1_three_times", NULL, CLEAR, 1, 1, 2, 0),
+        STORY("error_clear_rank_2_without_descriptors", NULL, CLEAR, 1, 2, 0, 1),
+        STORY("join_rank_0", NULL, JOIN, 1, 0, 0, 0),
+        STORY("join_the_process_that_joins", NULL, JOIN, 1, PLACE, 0, 0),
+        STORY("error_clear_on_two_nodes_rank_0", "ofi:tcp", CLEAR, 1, 0, 0, 0),
+        STORY("mask_clean_on_two_nodes_rank_3", "ofi:tcp", CLEAN, 1, 3, 0, 0),
     };
 
     if (argc > 1)
