@@ -230,9 +230,10 @@ def other_build(name):
     """(folder, options of CMake) of a stage that compiles everything once more."""
     compiler, emulator = cross_tools()
     return {
-        # Its warnings do not depend on the optimisation, unlike gcc's.
+        # Its warnings do not depend on the optimisation, unlike gcc's. No script runs here, so no `epx predict`.
         "clang": ("build-clang", ["-DCMAKE_C_COMPILER=clang", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-                                  "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG", "-DEPX_TEST_INJECT=OFF"]),
+                                  "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG", "-DEPX_TEST_INJECT=OFF",
+                                  "-DEPX_COST_OPTIONS=-O0"]),
         # UBSan looks at the kernels in the CPU device; it would take 8 s more to compile the simulation's, too.
         "address": ("build-asan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=address",
                                    "-DEPX_SIM_OPTIONS=-fno-sanitize=undefined"]),
