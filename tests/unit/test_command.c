@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commands and immediates: every field comes back as it was put in, whatever its neighbours hold. */
+/* Commands and immediates: every field comes back as it was put in, whatever its neighbours hold.
+ * ctest: labels=notsan (one thread) */
 #include "kernel/command.h"
 #include "tests/lib/unit.h"
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The libraries under authentication: published vectors, and that both compute the same. */
+/* The libraries under authentication: published vectors, and that both compute the same.
+ * ctest: labels=notsan (one thread) */
 #include <string.h>
 
 #include "util/crypto.h"

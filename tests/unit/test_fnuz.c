@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* FNUZ and OCP e4m3 (device/gpu/hip/fnuz.h): the detour through a FNUZ cast gives the CPU device's codes, bit by
- * bit. */
+ * bit. ctest: labels=notsan (one thread) */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CPU's bulk primitives against element-by-element references, at odd sizes and odd addresses. */
+/* The CPU's bulk primitives against element-by-element references, at odd sizes and odd addresses.
+ * ctest: labels=notsan (one thread) */
 #include <float.h>
 #include <math.h>
 #include <string.h>

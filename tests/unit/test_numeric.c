@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scalar conversions against references that work in double with ldexp and nearbyint, not with bits. */
+/* Scalar conversions against references that work in double with ldexp and nearbyint, not with bits.
+ * ctest: labels=notsan (one thread) */
 #include <math.h>
 
 #include "util/numeric.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
+ * ctest: labels=notsan (one thread)
  * The oracle against cases small enough to work out by hand. The example that most tests use:
  *
  *      2 ranks, 3 experts (experts 0 and 1 on rank 0, expert 2 on rank 1), K = 2

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stand-ins' cuda_bf16.h, cuda_fp16.h and cuda_fp8.h: every code, and many floats, as EPX's own conversions do. */
+/* The stand-ins' cuda_bf16.h, cuda_fp16.h and cuda_fp8.h: every code, and many floats, as EPX's own conversions do.
+ * ctest: labels=notsan (one thread) */
 #include <math.h>
 
 #include "include/nccl_ep/standin/cuda/epx_small_float.h"

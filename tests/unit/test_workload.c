@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The workload generator: the same numbers every time, of the promised kinds. */
+/* The workload generator: the same numbers every time, of the promised kinds.
+ * ctest: labels=notsan (one thread) */
 #include <math.h>
 #include <string.h>
 
