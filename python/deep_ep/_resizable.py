@@ -16,6 +16,7 @@ import torch
 from epx.dlpack import copy_bytes
 
 _WORDS = 10  # of a storage object; every torch since 2.1 has at least eleven
+_FIRST = 7  # word behind the size
 _Words = ctypes.c_uint64 * _WORDS
 
 
@@ -29,11 +30,13 @@ def _candidates() -> List[Tuple[int, int, int]]:
     theirs = [torch.empty(count, dtype=torch.uint8, device="cpu").untyped_storage() for count in (96, 96, 160)]
     own = [_words(storage) for storage in theirs]
     # The allocator is an address in torch's own storages, the same in all, and none in the other.
-    allocators = [i for i in range(7, _WORDS) if foreign[i] == 0 and own[0][i] > 4096
+    allocators = [i for i in range(_FIRST, _WORDS) if foreign[i] == 0 and own[0][i] > 4096
                   and own[0][i] == own[1][i] == own[2][i]]
-    # The flag is a byte of the word before it. A byte between fields may look like it by chance.
-    return [((i - 1) * 8 + byte, i * 8, own[0][i]) for i in allocators for byte in range(8)
-            if _byte(foreign[i - 1], byte) == 0 and all(_byte(words[i - 1], byte) == 1 for words in own)]
+    # The flag is a byte of the word before it, in newer versions of torch of the one before that. A byte between fields
+    # may look like it by chance.
+    return [(flag * 8 + byte, i * 8, own[0][i]) for i in allocators for flag in (i - 1, i - 2) for byte in range(8)
+            if flag >= _FIRST and _byte(foreign[flag], byte) == 0 and all(_byte(words[flag], byte) == 1
+                                                                          for words in own)]
 
 
 def _byte(word: int, which: int) -> int:
