@@ -8,7 +8,7 @@
 #   make bus        how often GPU kernels wait for a bus, on emulated lanes (1 minute)
 #   make fuzz       libFuzzer on every decoder of what others send (FUZZ_SECONDS=3600 each; docs/fuzzing.md)
 #   make chaos      bad things done to jobs, one after the other (CHAOS_SECONDS=600; docs/chaos.md)
-#   make frameworks Megatron-LM's and SGLang's own modules on deep_ep, and deep_ep beside others (minutes; downloads)
+#   make frameworks frameworks' own modules on deep_ep (minutes; downloads; docs/frameworks.md)
 #   make test-rxe   verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
 #   make install    into PREFIX (/usr/local), below DESTDIR
 #   make deb        Debian packages, in build-deb

@@ -4,8 +4,8 @@
 # library as scripts/gpu.sh does (GPU, GPU_ARCH, GPU_BUILD: scripts/gpu_build.sh).
 #   usage: python/tests/run_gpu.sh [tests] [bench] [late] [curve] [frameworks] [-- arguments of suite.py]
 #   (default: tests and bench)
-#   frameworks: Megatron-LM's own modules, and those of SGLang and vLLM if EPX_TEST_SGLANG and EPX_TEST_VLLM are set
-#   (scripts/frameworks.sh unpacks them).
+#   frameworks: Megatron-LM's own modules, and those of SGLang, vLLM and torchtitan if EPX_TEST_SGLANG, EPX_TEST_VLLM
+#   and EPX_TEST_TORCHTITAN are set (scripts/frameworks.sh unpacks them); torch.compile.
 #   late: products of matrices beside operations that wait for a late rank. curve: whole layers and low-latency pairs
 #   with 2, 4, 8, 16 and 32 SMs for each rank (EPX_NUM_AGENTS), where the GPU has as many for all.
 #   PYTHON=... names an interpreter with torch; the one of the path if not said. BENCH="--iterations 10 ..." goes to
@@ -47,7 +47,8 @@ fi
 if [[ $steps == *frameworks* ]]; then
     EPX_DEEP_EP_GPU_BYTES=${EPX_DEEP_EP_GPU_BYTES:-128M} EPX_TIMEOUT_MS=${EPX_TIMEOUT_MS:-20000} \
         timeout 400 "${launch[@]}" python/tests/suite.py ranks_megatron ranks_hybrid ranks_frameworks \
-        ranks_elastic_frameworks sglang_modules vllm_modules >"$out/python-frameworks.txt" 2>&1 || failed=1
+        ranks_elastic_frameworks sglang_modules vllm_modules torchtitan_modules torch_compile \
+        >"$out/python-frameworks.txt" 2>&1 || failed=1
     grep -E '^(ok|skipped|on [0-9]+ ranks|[0-9]+ passed)' "$out/python-frameworks.txt" ||
         tail -40 "$out/python-frameworks.txt"
 fi
