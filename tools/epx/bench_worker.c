@@ -85,7 +85,7 @@ static int create_group(struct bench_rank *rank, epx_bootstrap *boot)
 /* Which network the group has: "ofi: libfabric 1.17, net on eth0". Its name alone where nothing more can be said. */
 static void describe_network(struct bench_rank *rank)
 {
-    char *text = rank->self.shm->network, found[sizeof(rank->self.shm->network) - 16] = "";
+    char *text = rank->self.shm->network, found[sizeof(rank->self.shm->network) - 17] = "";
     epx_group_info info = EPX_GROUP_INFO_INIT;
     const struct net_ops *ops;
     const char *provider;
