@@ -84,7 +84,9 @@ static void write_abort(const struct epx_group *group, uint64_t word, char *text
 static void write_peer(const struct epx_group *group, const struct error_record *e, char *text, size_t bytes)
 {
     const uint64_t word = (uint64_t)e->detail[1];
-    const int n = snprintf(text, bytes, "rank %d, %s: ", group->rank, phase_name(e->phase));
+    const int n = e->phase == PHASE_NONE /* no operation was in a wait */
+                      ? snprintf(text, bytes, "rank %d: ", group->rank)
+                      : snprintf(text, bytes, "rank %d, %s: ", group->rank, phase_name(e->phase));
 
     if (n < 0 || (size_t)n >= bytes)
         return;
