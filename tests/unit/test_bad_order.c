@@ -227,6 +227,8 @@ static int cannot_take_part(struct fixture *s)
     epx_status status = EPX_OK;
 
     fixture_refill(s);
+    if (fixture_meet(s)) /* the abort ends what others have not finished, too */
+        return -1;
     if (s->rank == 0)
         ACCEPTED(epx_group_abort(s->group, EPX_ERR_OVERFLOW));
     else
