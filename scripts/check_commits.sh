@@ -4,7 +4,7 @@
 # as the hook wants them. Exit 77 where there is no history (a tarball, a shallow clone).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-hook=scripts/githooks/commit-msg
+. scripts/githooks/commit-msg
 
 if ! git rev-parse --git-dir >/dev/null 2>&1 || [ "$(git rev-parse --is-shallow-repository)" = true ]; then
     echo "no history here: messages of commits not checked"
@@ -16,13 +16,10 @@ if [ -z "$range" ]; then
     [ -n "$first" ] || { echo "no commit has added this script: nothing to check" && exit 77; }
     range=$first..HEAD
 fi
-message=$(mktemp)
-trap 'rm -f "$message"' EXIT
 bad=0 count=0
-for commit in $(git rev-list --no-merges "$range"); do
-    git log -1 --format=%B "$commit" >"$message"
-    "$hook" "$message" || { echo "    in commit ${commit:0:12}" && bad=1; }
+while IFS= read -r -d '' message; do
+    check_message <<<"${message#*$'\n'}" || { echo "    in commit ${message:0:12}" && bad=1; }
     count=$((count + 1))
-done
+done < <(git log --no-merges -z --format='%H%n%B' "$range")
 [ $bad -eq 0 ] && echo "$count commit messages are as CONTRIBUTING.md asks"
 [ $bad -eq 0 ]
