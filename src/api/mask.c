@@ -73,7 +73,7 @@ epx_status epx_mask_clean_active(epx_group *group, epx_stream stream)
     if (status == EPX_OK)
         status = group->device->ops->stream_sync(group->device, group_stream(group, stream));
     if (status == EPX_OK)
-        status = group_recover(group, 0);
+        status = group_recover(group, "epx_mask_clean_active", 0);
     if (status == EPX_OK)
         group->masks_hidden = 1;
     return status;
@@ -87,7 +87,7 @@ epx_status epx_mask_clean(epx_group *group, epx_stream stream)
     if (status == EPX_OK)
         status = group->device->ops->stream_sync(group->device, group_stream(group, stream));
     if (status == EPX_OK)
-        status = group_recover(group, 1);
+        status = group_recover(group, "epx_mask_clean", 1);
     if (status == EPX_OK)
         group->masks_hidden = 0;
     return status;

@@ -169,7 +169,7 @@ epx_status group_prepare(struct epx_group *group, const epx_group_config *config
     group->recovery_out = calloc(n, sizeof(*group->recovery_out));
     if (!group->exports || !group->bases || !group->remote || !group->masked_by_update || !group->identities ||
         !group->hosts || !group->mapped || !group->stale || !group->recovery_mask || !group->recovery_out)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
+        return fail(EPX_ERR_MEMORY, "%s: no memory for %zu ranks", group->call, n);
     status = settings_make(config, group->nranks, &group->set);
     if (status == EPX_OK)
         status = node_map_alloc(&group->map, group->nranks);
@@ -284,11 +284,12 @@ static void make_call_lock(struct epx_group *group)
     pthread_mutexattr_destroy(&attr);
 }
 
-epx_status group_new(struct epx_group **out)
+epx_status group_new(const char *call, struct epx_group **out)
 {
     *out = calloc(1, sizeof(**out));
     if (!*out)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory");
+        return fail(EPX_ERR_MEMORY, "%s: out of memory", call);
+    (*out)->call = call;
     make_call_lock(*out);
     return EPX_OK;
 }
@@ -313,7 +314,7 @@ epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *
 {
     struct exchange exchange = {0};
     struct epx_group *group;
-    epx_status status = group_new(&group);
+    epx_status status = group_new("epx_group_create", &group);
 
     if (status != EPX_OK)
         return bootstrap ? status : boot_abandon(NULL, status);

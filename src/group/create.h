@@ -8,7 +8,7 @@
 epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *config, struct epx_group **group);
 /* The steps of it that a process takes alone, also one that joins (joiner.c). A group without rank; then its settings
  * and device; then, once the nodes are known, its heap, streams and tables for kernels. */
-epx_status group_new(struct epx_group **group);
+epx_status group_new(const char *call, struct epx_group **group);
 /* From group->map.node_of. */
 void group_take_nodes(struct epx_group *group);
 epx_status group_prepare(struct epx_group *group, const epx_group_config *config);

@@ -99,7 +99,7 @@ static epx_status results_check(const struct epx_group *group, const void *cards
     for (int r = 0; r < group->nranks; r++) {
         const struct step_result *result = (const struct step_result *)((const char *)cards + (size_t)r * stride);
         if (result->status != EPX_OK)
-            return fail(EPX_ERR_PEER, "epx_group_create: rank %d failed: %s", r,
+            return fail(EPX_ERR_PEER, "%s: rank %d failed: %s", group->call, r,
                         text_clean(text, SHOWN_BYTES + 1, result->message, sizeof(result->message)));
     }
     return EPX_OK;
@@ -281,13 +281,13 @@ static epx_status map_heap(struct epx_group *group, int r, uint64_t process, con
 
     if (status != EPX_OK) {
         snprintf(text, sizeof(text), "%.399s", epx_last_error());
-        return fail(status, "epx_group_create: the memory of rank %d: %s", r, text);
+        return fail(status, "%s: the memory of rank %d: %s", group->call, r, text);
     }
     c = base;
     if (ops->caps & DEVICE_HOST_HEAP &&
         (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r || c->process != process)) {
         ops->heap_close(group->device, export, base);
-        return fail(EPX_ERR_MISMATCH, "epx_group_create: the heap of rank %d does not begin as expected", r);
+        return fail(EPX_ERR_MISMATCH, "%s: the heap of rank %d does not begin as expected", group->call, r);
     }
     if (group->bases[r] && group->bases[r] != group->stand_in.base)
         ops->heap_close(group->device, &group->exports[r], group->bases[r]);

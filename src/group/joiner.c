@@ -197,7 +197,7 @@ static epx_status take_part(struct epx_group *group, const struct join_welcome *
         status = group_device_members(group);
     }
     free(out);
-    return status == EPX_OK ? group_recover(group, welcome->unmask) : status;
+    return status == EPX_OK ? group_recover(group, "epx_group_join", welcome->unmask) : status;
 }
 
 /* Until the members have taken this process in. A round that fails, because a member or this process was too late or a
@@ -271,7 +271,7 @@ epx_status group_join(const char *text, int rank, const epx_group_config *config
     if (status == EPX_OK)
         status = registry_usable("epx_group_join");
     if (status == EPX_OK)
-        status = group_new(&group);
+        status = group_new("epx_group_join", &group);
     if (status != EPX_OK)
         return status;
     group->rank = rank;

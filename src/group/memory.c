@@ -115,7 +115,7 @@ static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
     epx_status status;
 
     if (!t)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for the tables of %zu nodes", N);
+        return fail(EPX_ERR_MEMORY, "%s: no memory for the tables of %zu nodes", group->call, N);
     place_of = t + by_node + R + N + 1;
     node_recv_indices(map, group->rank, t + R, t + 2 * R, t + words);
     for (size_t r = 0; r < R; r++) {
@@ -222,7 +222,7 @@ static epx_status copy_node_ranks(struct epx_group *group, const struct blocks *
     epx_status status;
 
     if (!ranks)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for the list of %d ranks", group->nranks);
+        return fail(EPX_ERR_MEMORY, "%s: no memory for the list of %d ranks", group->call, group->nranks);
     for (int r = 0; r < group->nranks; r++)
         if (!group->remote[r])
             ranks[n++] = r;
@@ -363,7 +363,7 @@ epx_status group_device_rings(struct epx_group *group)
     epx_status status = EPX_OK;
 
     if (n > RINGS_MAX)
-        return fail(EPX_ERR_UNSUPPORTED, "epx_group_create: expected at most %d proxy threads, got %d", RINGS_MAX, n);
+        return fail(EPX_ERR_UNSUPPORTED, "%s: expected at most %d proxy threads, got %d", group->call, RINGS_MAX, n);
     for (int i = 0; i < n && status == EPX_OK; i++)
         status = ops->copy(group->device, at + (size_t)i * sizeof(struct ring_dev), proxy_ring(group->proxies, i),
                            sizeof(struct ring_dev));

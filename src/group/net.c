@@ -161,7 +161,7 @@ static epx_status find_net(struct epx_group *group, struct proxy_options *o)
     int left;
 
     if (!s)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory");
+        return fail(EPX_ERR_MEMORY, "%s: no memory", group->call);
     s->name = group->set.net;
     status = proxy_guard("looking for a network", handshake_step_ms(group), search_net, s, &left);
     group->kept |= left;
@@ -250,7 +250,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.context = group;
     group->net_name = o.net->name;
     status = relays && routes ? proxy_open(&o, &group->proxies)
-                              : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+                              : fail(EPX_ERR_MEMORY, "%s: no memory for %d ranks", group->call, group->nranks);
     free(relays);
     free(routes);
     return status;
@@ -278,9 +278,9 @@ static epx_status compare_nets(const struct epx_group *group, const char *all, s
         first = first < 0 ? r : first;
         if (strncmp(theirs, all + (size_t)first * stride, NET_NAME) != 0)
             return fail(EPX_ERR_MISMATCH,
-                        "epx_group_create: rank %d has net = %s where rank %d has %s (epx_group_config.net, EPX_NET, "
-                        "or what each machine has)",
-                        r, text_clean(a, sizeof(a), theirs, NET_NAME), first,
+                        "%s: rank %d has net = %s where rank %d has %s (epx_group_config.net, EPX_NET, or what each "
+                        "machine has)",
+                        group->call, r, text_clean(a, sizeof(a), theirs, NET_NAME), first,
                         text_clean(b, sizeof(b), all + (size_t)first * stride, NET_NAME));
     }
     return EPX_OK;
@@ -329,14 +329,14 @@ static epx_status describe_net(struct epx_group *group, struct net_message *m)
     struct proxy_address *own = calloc((size_t)group->set.proxy_threads, sizeof(*own));
     uint8_t key[CRYPTO_KEY];
     epx_status status = own ? proxy_addresses(group->proxies, own)
-                            : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for network addresses");
+                            : fail(EPX_ERR_MEMORY, "%s: no memory for network addresses", group->call);
 
     snprintf(m->name, sizeof(m->name), "%s", group->net_name);
     if (status == EPX_OK && !handshake_key(group))
         memcpy(m->addresses, own, address_bytes(group));
     else if (status == EPX_OK && (auth_derive(handshake_key(group), "addresses of endpoints", NULL, 0, key) ||
                                   seal_addresses(key, group->rank, own, address_bytes(group), m->addresses)))
-        status = fail(EPX_ERR_SYSTEM, "epx_group_create: rank %d cannot seal its addresses", group->rank);
+        status = fail(EPX_ERR_SYSTEM, "%s: rank %d cannot seal its addresses", group->call, group->rank);
     free(own);
     return status;
 }
@@ -360,7 +360,7 @@ static epx_status unseal_all(const struct epx_group *group, const char *all, siz
     uint8_t key[CRYPTO_KEY];
 
     if (handshake_key(group) && auth_derive(handshake_key(group), "addresses of endpoints", NULL, 0, key))
-        return fail(EPX_ERR_SYSTEM, "epx_group_create: rank %d cannot unseal addresses", group->rank);
+        return fail(EPX_ERR_SYSTEM, "%s: rank %d cannot unseal addresses", group->call, group->rank);
     for (int r = 0; r < group->nranks; r++) {
         const struct net_message *m = (const struct net_message *)(all + (size_t)r * stride);
         struct proxy_address *to = out + (size_t)r * (size_t)group->set.proxy_threads;
@@ -370,9 +370,9 @@ static epx_status unseal_all(const struct epx_group *group, const char *all, siz
         if (!handshake_key(group))
             memcpy(to, m->addresses, bytes);
         else if (unseal_addresses(key, r, m->addresses, bytes, to))
-            return fail(
-                EPX_ERR_MISMATCH,
-                "epx_group_create: the addresses of rank %d were changed on their way, or sealed by another key", r);
+            return fail(EPX_ERR_MISMATCH,
+                        "%s: the addresses of rank %d were changed on their way, or sealed by another key", group->call,
+                        r);
     }
     return EPX_OK;
 }
@@ -383,7 +383,7 @@ epx_status group_net_connect(struct epx_group *group, const void *all, size_t st
         calloc((size_t)group->nranks * (size_t)group->set.proxy_threads, sizeof(*addresses));
     epx_status status =
         addresses ? compare_nets(group, all, stride)
-                  : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d network addresses", group->nranks);
+                  : fail(EPX_ERR_MEMORY, "%s: no memory for %d network addresses", group->call, group->nranks);
 
     if (status == EPX_OK)
         status = unseal_all(group, all, stride, addresses);
@@ -404,7 +404,7 @@ epx_status group_net_open(struct epx_group *group)
     own = calloc(1, bytes);
     all = calloc((size_t)group->nranks, bytes);
     status = own && all ? group_net_prepare(group, own)
-                        : fail(EPX_ERR_MEMORY, "no memory for %d network addresses", group->nranks);
+                        : fail(EPX_ERR_MEMORY, "%s: no memory for %d network addresses", group->call, group->nranks);
     status = handshake_ready(group, status);
     if (status == EPX_OK)
         status = handshake_allgather(group, own, all, bytes);

@@ -65,6 +65,7 @@ struct epx_group {
     uint64_t *mapped;          /* [R]: which process's memory is known; membership_incarnation() */
     uint8_t *stale;            /* [R]: left out when another rank was replaced: only a replacement takes its place */
     int joining;               /* not a member yet: group_join() */
+    const char *call;          /* the collective call that messages of its steps name */
     struct heap stand_in;      /* for ranks of the node that were gone when this one joined */
     int users;                 /* calls that are inside; the registry's lock protects it */
     pthread_mutex_t calls;     /* held by a call that issues something; recursive, for calls that use others */

@@ -263,11 +263,12 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
     return status;
 }
 
-epx_status group_recover(struct epx_group *group, int unmask)
+epx_status group_recover(struct epx_group *group, const char *call, int unmask)
 {
     uint8_t *out = group->recovery_out;
     epx_status status = group->device->ops->stream_sync(group->device, group->default_stream);
 
+    group->call = call;
     memset(out, 0, (size_t)group->nranks);
     if (status == EPX_OK && group->last_stream)
         status = group->device->ops->stream_sync(group->device, group->last_stream);
@@ -315,6 +316,6 @@ epx_status group_clear_error(struct epx_group *group)
     await_abort_word(group);
     tell_culprit(group);
     if (abort_word(group) || group->mask_updated)
-        return group_recover(group, 0);
+        return group_recover(group, "epx_group_error_clear", 0);
     return errors_clear(group);
 }

@@ -5,8 +5,8 @@
 #include "group/objects.h"
 
 /* Collective over the remaining ranks: epochs, signals and error state start again from one common point. `unmask`:
- * masked ranks come back, unless their processes have ended. */
-epx_status group_recover(struct epx_group *group, int unmask);
+ * masked ranks come back, unless their processes have ended. `call`: the user's, for messages. */
+epx_status group_recover(struct epx_group *group, const char *call, int unmask);
 /* Clears the error; collective (group_recover) if an operation was aborted or ranks were masked by a call. */
 epx_status group_clear_error(struct epx_group *group);
 

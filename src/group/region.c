@@ -116,14 +116,14 @@ epx_status regions_create(struct epx_group *group)
         return EPX_OK; /* ranks of other hosts could not map the directory */
     regions = group->regions = calloc(1, sizeof(*regions));
     if (!regions)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory for the region directory");
+        return fail(EPX_ERR_MEMORY, "%s: out of memory for the region directory", group->call);
     regions->evicting = -1;
     regions->asked = asked > 0;
     for (int r = 0; r < group->nranks; r++)
         regions->npeers += r != group->rank && !group->remote[r];
     regions->peers = calloc((size_t)regions->npeers + 1, sizeof(*regions->peers));
     if (!regions->peers)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory for the regions of %d peers", regions->npeers);
+        return fail(EPX_ERR_MEMORY, "%s: out of memory for the regions of %d peers", group->call, regions->npeers);
     regions->npeers = 0; /* regions_add_peer() counts them */
     status = ops->mem_alloc(group->device, words * sizeof(uint64_t), &table);
     regions->table = table;
