@@ -24,6 +24,8 @@ struct trace_buffer {
     int number, full;
     uint64_t written; /* events; the lock protects it */
     uint64_t named;   /* ranks below 64 under which this thread has its name in the file; likewise */
+    uint64_t tried;   /* both as they were before the file was written; likewise */
+    uint64_t named_before;
     char thread[16];
     /* Of a track: its clock, at two times of it; the lock protects it. */
     int clocks;

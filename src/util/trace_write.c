@@ -11,15 +11,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "util/clock.h"
 #include "util/log.h"
 #include "util/trace_internal.h"
+
+enum { LOCK_MS = 3000, LOCK_PAUSE_NS = 1000000 };
 
 static const char header[] = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                              "{\"name\":\"epx\",\"ph\":\"M\",\"pid\":0,\"tid\":0,\"args\":{\"version\":1}}";
@@ -27,6 +32,7 @@ static const char footer[] = "\n]}\n";
 
 struct writer {
     FILE *to;
+    off_t begin; /* of what is written now; 0: a file without a header */
     struct trace_buffer *buffer;
 };
 
@@ -164,32 +170,119 @@ static void write_event(void *context, const struct trace_buffer *b, const struc
         write_counter(w, e);
 }
 
-/* The file at the place where events go, locked; NULL with errno set. */
-static FILE *open_file(void)
+/* Waits for the processes before this one as long as the file grows: one that has the lock may be stopped. 0, or -1
+ * with errno set. */
+static int lock_file(int fd)
+{
+    const struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
+    uint64_t deadline = clock_ns() + (uint64_t)LOCK_MS * 1000000;
+    struct stat st = {.st_size = 0};
+
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        const off_t before = st.st_size;
+
+        if ((errno != EWOULDBLOCK && errno != EINTR) || fstat(fd, &st) != 0)
+            return -1;
+        if (st.st_size != before)
+            deadline = clock_ns() + (uint64_t)LOCK_MS * 1000000;
+        if (clock_ns() >= deadline) {
+            errno = EWOULDBLOCK;
+            return -1;
+        }
+        nanosleep(&pause, NULL);
+    }
+    return 0;
+}
+
+/* The file at the place where events go, locked; -1 with errno set. */
+static int open_file(struct writer *w)
 {
     const int fd = open(trace_state.path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     struct stat st;
-    FILE *to = fd >= 0 ? fdopen(fd, "r+") : NULL;
 
-    if (!to || flock(fd, LOCK_EX) != 0 || fstat(fd, &st) != 0)
+    w->to = fd >= 0 ? fdopen(fd, "r+") : NULL;
+    w->begin = 0;
+    if (!w->to || lock_file(fd) || fstat(fd, &st) != 0)
         goto failed;
     if (st.st_size > (off_t)sizeof(header) &&
         (st.st_mtim.tv_sec > trace_state.started.tv_sec ||
          (st.st_mtim.tv_sec == trace_state.started.tv_sec && st.st_mtim.tv_nsec >= trace_state.started.tv_nsec))) {
-        if (fseeko(to, st.st_size - (off_t)strlen(footer), SEEK_SET) == 0)
-            return to;
+        w->begin = st.st_size - (off_t)strlen(footer);
+        if (fseeko(w->to, w->begin, SEEK_SET) == 0)
+            return 0;
         goto failed;
     }
     if (ftruncate(fd, 0) != 0)
         goto failed;
-    fputs(header, to);
-    return to;
+    fputs(header, w->to);
+    return 0;
 failed:
-    if (to)
-        fclose(to);
+    if (w->to)
+        fclose(w->to);
     else if (fd >= 0)
         close(fd);
-    return NULL;
+    return -1;
+}
+
+/* All events that are new. */
+static int write_events(struct writer *w)
+{
+    for (struct trace_buffer *b = trace_state.first; b; b = b->next) {
+        b->tried = b->written;
+        b->named_before = b->named;
+        w->buffer = b;
+        b->written = trace_each(b, b->written, write_event, w);
+    }
+    fputs(footer, w->to);
+    return fflush(w->to) != 0 || ferror(w->to) ? -1 : 0;
+}
+
+/* The disk is full: the file ends as it did before, and the events are new again. */
+static void take_back(const struct writer *w)
+{
+    const int fd = fileno(w->to);
+
+    for (struct trace_buffer *b = trace_state.first; b; b = b->next) {
+        b->written = b->tried;
+        b->named = b->named_before;
+    }
+    if (ftruncate(fd, w->begin) == 0 && w->begin && pwrite(fd, footer, strlen(footer), w->begin) < 0)
+        (void)!ftruncate(fd, 0);
+}
+
+/* 0, or an errno value. */
+static int write_file(void)
+{
+    struct writer w;
+    int error = 0;
+
+    if (open_file(&w))
+        return errno;
+    if (write_events(&w)) {
+        error = errno;
+        __fpurge(w.to);
+        take_back(&w);
+    }
+    fclose(w.to); /* which gives the lock back */
+    return error;
+}
+
+/* A file that becomes larger than its limit costs the process its life (SIGXFSZ), not the call its success. */
+static int write_within_limit(void)
+{
+    static const struct timespec now;
+    sigset_t xfsz, before, pending;
+    int error;
+
+    sigemptyset(&xfsz);
+    sigaddset(&xfsz, SIGXFSZ);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &xfsz, &before);
+    error = write_file();
+    if (error == EFBIG && !sigismember(&pending, SIGXFSZ))
+        sigtimedwait(&xfsz, NULL, &now);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
 }
 
 static void warn_lost(void)
@@ -203,25 +296,16 @@ static void warn_lost(void)
 
 void trace_flush(void)
 {
-    struct writer w;
-    int bad;
+    int error;
 
     if (!trace_state.path || trace_state.pid != getpid())
         return;
     pthread_mutex_lock(&trace_state.lock);
-    w.to = open_file();
-    for (struct trace_buffer *b = w.to ? trace_state.first : NULL; b; b = b->next) {
-        w.buffer = b;
-        b->written = trace_each(b, b->written, write_event, &w);
-    }
-    if (w.to)
-        fputs(footer, w.to);
-    bad = !w.to || ferror(w.to);
-    if (w.to && fclose(w.to) != 0) /* which gives the lock back */
-        bad = 1;
-    if (bad && !trace_state.warned)
-        log_line(LOG_WARN, "EPX_TRACE: cannot write '%s': %s", trace_state.path, strerror(errno));
-    trace_state.warned |= bad;
+    error = write_within_limit();
+    if (error && !trace_state.warned)
+        log_line(LOG_WARN, "EPX_TRACE: cannot write '%s': %s", trace_state.path,
+                 error == EWOULDBLOCK ? "another process keeps it locked" : strerror(error));
+    trace_state.warned |= error != 0;
     pthread_mutex_unlock(&trace_state.lock);
     warn_lost();
 }

@@ -52,6 +52,44 @@ cc -I"$here/../../include" "$work/forks.c" -L"$build" -lepx -Wl,-rpath,"$(cd "$b
 [ "$(grep -c '"name":"epx_handle_create"' "$work/forks.trace")" = 1 ] && echo "ok: a child writes nothing again" ||
     fail "events are there twice"
 
+# A file that may not grow, as on a full disk, and one that another process keeps locked: the program goes on, the file
+# stays as it was, and has all events once it can be written.
+cat >"$work/full.c" <<'C'
+#include <epx/epx.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <unistd.h>
+static epx_status begin_and_end(rlim_t most)
+{
+    struct rlimit limit = {most, RLIM_INFINITY};
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+    epx_group *group;
+    config.num_experts = 1;
+    config.max_tokens_per_rank = 4;
+    config.max_hidden_bytes = 256;
+    if (epx_group_create(&group, NULL, &config) || epx_group_error(group, NULL) || setrlimit(RLIMIT_FSIZE, &limit))
+        return EPX_ERR_SYSTEM;
+    return epx_group_destroy(group);
+}
+int main(void)
+{
+    const int fd = open(getenv("EPX_TRACE"), O_RDWR | O_CREAT, 0666);
+    struct rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
+    int rc = begin_and_end(200) || setrlimit(RLIMIT_FSIZE, &none) || lseek(fd, 0, SEEK_END) != 0;
+    flock(fd, LOCK_EX);
+    rc = rc || begin_and_end(RLIM_INFINITY);
+    flock(fd, LOCK_UN);
+    return rc;
+}
+C
+cc -I"$here/../../include" "$work/full.c" -L"$build" -lepx -Wl,-rpath,"$(cd "$build" && pwd)" -o "$work/full" &&
+    RANK=0 WORLD_SIZE=1 EPX_TRACE=$work/full.trace timeout 60 "$work/full" || fail "a program whose disk is full"
+python3 -m json.tool "$work/full.trace" >"$work/full.json" &&
+    [ "$(grep -c '"name": "epx_group_error"' "$work/full.json")" = 2 ] && echo "ok: all events are there in the end" ||
+    fail "a trace that could not be written"
+
 # Rank 1 is late by more than a second: rank 0 waits in slices, and the signal belongs to the last one.
 cat >"$work/late.h" <<'C'
 #include <epx/epx.h>
