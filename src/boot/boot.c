@@ -63,10 +63,11 @@ static void close_rendezvous(void)
     rendezvous.sequence = 0;
 }
 
-/* Runs when the process ends. A thread may still be in an all-gather: then the system closes the sockets. */
+/* Runs when the process ends. A thread may still be in an all-gather: then the system closes the sockets. A child of
+ * fork() has none of them (fork.h): their numbers may be files of its own. */
 __attribute__((destructor)) static void close_at_exit(void)
 {
-    if (pthread_mutex_trylock(&rendezvous.lock))
+    if (rendezvous.pid != getpid() || pthread_mutex_trylock(&rendezvous.lock))
         return;
     close_rendezvous();
     pthread_mutex_unlock(&rendezvous.lock);

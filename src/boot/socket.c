@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "boot/fork.h"
 #include "util/clock.h"
 
 uint64_t deadline_in(int timeout_ms)
@@ -72,7 +73,7 @@ static void tune(int fd)
 
 int socket_listen(const struct endpoint *at, int backlog)
 {
-    int fd = socket(at->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = fork_hides(socket(at->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 
     if (fd < 0)
         return -1;
@@ -92,7 +93,7 @@ int socket_listen(const struct endpoint *at, int backlog)
 int socket_accept(int listener)
 {
     for (;;) {
-        int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = fork_hides(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
         if (fd >= 0) {
             tune(fd);
             return fd;
@@ -123,7 +124,7 @@ static int finish_connect(int fd, uint64_t deadline)
 
 int socket_connect_start(const struct endpoint *to)
 {
-    int fd = socket(to->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = fork_hides(socket(to->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 
     if (fd < 0)
         return -1;
@@ -136,7 +137,7 @@ int socket_connect_start(const struct endpoint *to)
 
 int socket_connect(const struct endpoint *to, const struct endpoint *from, uint64_t deadline)
 {
-    int fd = socket(to->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = fork_hides(socket(to->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 
     if (fd < 0)
         return -1;

@@ -269,6 +269,15 @@ static inline int open_and_gather(const struct world *world, int rank)
     return status;
 }
 
+/* Until all other ranks have ended: it is late, however long they wait. */
+static inline void await_others(const struct world *world, int rank)
+{
+    for (int r = 0; r < world->nranks; r++)
+        while (r != rank && !is_absent(world, r) && world->outcomes[r].status == RUNNING)
+            poll(NULL, 0, 1); /* also in a signal handler */
+}
+
+/* A child of it, as a data loader, lives on. */
 static inline int die_before_gather(const struct world *world, int rank)
 {
     struct boot *boot;
@@ -277,17 +286,13 @@ static inline int die_before_gather(const struct world *world, int rank)
     status = status ? status : gather_checked(boot, 8, 0);
     if (!status && rank == 2) {
         usleep(100000);
+        if (fork() == 0) {
+            await_others(world, rank);
+            _exit(0);
+        }
         raise(SIGKILL);
     }
     return status ? status : gather_checked(boot, world->bytes, 1);
-}
-
-/* Until all other ranks have ended: it is late, however long they wait. */
-static inline void await_others(const struct world *world, int rank)
-{
-    for (int r = 0; r < world->nranks; r++)
-        while (r != rank && !is_absent(world, r) && world->outcomes[r].status == RUNNING)
-            poll(NULL, 0, 1); /* also in a signal handler */
 }
 
 static inline int miss_gather(const struct world *world, int rank)
