@@ -4,9 +4,11 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "group/objects.h"
 #include "util/clock.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
@@ -196,6 +198,58 @@ static void a_group_is_not_destroyed_under_a_call(void **state)
         assert_int_equal(fixture_run(1, NULL, ends_under_another_thread, NULL), 0);
 }
 
+/* libc's, with a clock of the day that is ahead: an administrator may set it. */
+static atomic_int ahead_s;
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    const int rc = (int)syscall(SYS_clock_gettime, clock, now);
+
+    if (clock == CLOCK_REALTIME)
+        now->tv_sec += atomic_load(&ahead_s);
+    return rc;
+}
+
+static void *sleep_in_the_group(void *arg)
+{
+    struct worker *w = arg;
+
+    pthread_mutex_lock(&w->group->calls); /* as a call does that waits for other ranks */
+    atomic_store(w->stop, 1);
+    while (atomic_load(w->stop))
+        usleep(1000);
+    pthread_mutex_unlock(&w->group->calls);
+    return NULL;
+}
+
+/* The clock is set back by an hour as soon as it was read. */
+static int waits_by_a_clock_that_nobody_sets(struct fixture *s)
+{
+    static const char *const words[] = {"another thread", NULL};
+    atomic_int inside = 0;
+    struct worker w = {.group = s->group, .stop = &inside};
+    int rc;
+
+    if (pthread_create(&w.thread, NULL, sleep_in_the_group, &w) != 0)
+        return fixture_fail(s, "a thread");
+    while (!atomic_load(&inside))
+        usleep(100);
+    atomic_store(&ahead_s, 3600);
+    rc = fixture_expect(s, "epx_group_error_clear", epx_group_error_clear(s->group), EPX_ERR_TIMEOUT, words);
+    atomic_store(&ahead_s, 0);
+    atomic_store(&inside, 0);
+    pthread_join(w.thread, NULL);
+    return rc;
+}
+
+static void a_call_behind_another_ends_though_the_clock_is_set(void **state)
+{
+    epx_group_config config = fixture_config(100);
+
+    (void)state;
+    assert_int_equal(fixture_group_run(1, &config, waits_by_a_clock_that_nobody_sets, NULL), 0);
+}
+
 /* ---- fork -------------------------------------------------------------------------------------------------------- */
 
 /* In the child: 0, or the number of the first call that did not refuse. */
@@ -251,4 +305,5 @@ static void a_child_of_fork_is_refused_and_the_parent_goes_on(void **state)
 
 UNIT_MAIN(cmocka_unit_test(a_stream_of_another_group_is_refused), cmocka_unit_test(a_group_is_used_by_several_threads),
           cmocka_unit_test(a_group_is_not_destroyed_under_a_call),
+          cmocka_unit_test(a_call_behind_another_ends_though_the_clock_is_set),
           cmocka_unit_test(a_child_of_fork_is_refused_and_the_parent_goes_on))

@@ -90,7 +90,7 @@ int bench_join_end(int limit_ms)
 
     if (!joined.started)
         return 0;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += limit_ms / 1000 + 1;
-    return pthread_timedjoin_np(joined.thread, NULL, &until) ? -1 : 0;
+    return pthread_clockjoin_np(joined.thread, NULL, CLOCK_MONOTONIC, &until) ? -1 : 0;
 }
