@@ -163,15 +163,25 @@ class Engine:
             pool.close() if handles_too else pool.leave_alone()
         self._bootstrap = None
 
+    def check_graphs(self, graphs_released: bool) -> None:
+        """Raises if a graph may be replayed that would go on in the memory of groups that recover() destroys."""
+        if not graphs_released and any(pool.captured for pool in self._pools()):
+            raise refused("recover: operations of this buffer were captured into graphs, whose replays would use "
+                          "memory that recover() frees: release these graphs on all ranks, then call "
+                          "recover(graphs_released=True), and capture again")
+
     def recover(self) -> None:
         """Destroys the groups; the next calls create new ones."""
         self._forget_plans()
         for pool in self._take_pools():
             pool.close()
 
+    def _pools(self) -> List[Pool]:
+        return [*self._high.values(), *self._low.values(), *self._captured]
+
     def _take_pools(self) -> List[Pool]:
         """All of them; the engine has none from now on."""
-        pools = [*self._high.values(), *self._low.values(), *self._captured]
+        pools = self._pools()
         self._high.clear()
         self._low.clear()
         self._captured.clear()

@@ -111,12 +111,14 @@ class Buffer:
             raise refused("destroy: expected a buffer created with explicitly_destroy=True")
         self._close(True)
 
-    def recover(self) -> None:
+    def recover(self, graphs_released: bool = False) -> None:
         """After a failure: the buffer can be used again. All ranks call it before the next operation.
 
         For operations that ended with an error on any rank: num_worst_tokens was too small, a rank was interrupted
-        (Ctrl-C) or late. Handles from before are not valid any more. An addition to DeepEP's interface.
+        (Ctrl-C) or late. Handles from before are not valid any more, nor are graphs: where operations were captured,
+        the caller says by `graphs_released` that no graph will be replayed. An addition to DeepEP's interface.
         """
+        self._engine.check_graphs(graphs_released)
         self._engine.recover()
 
     def _close(self, handles_too: bool) -> None:

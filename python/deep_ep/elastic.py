@@ -119,11 +119,13 @@ class ElasticBuffer:
             raise refused("destroy: expected a buffer created with explicitly_destroy=True")
         self._close(True)
 
-    def recover(self) -> None:
+    def recover(self, graphs_released: bool = False) -> None:
         """After a failure: the buffer can be used again. All ranks call it before the next operation. Handles from
-        before are not valid any more; Engram, pipeline and all-gather are to be configured again. An addition to
-        DeepEP's interface."""
+        before are not valid any more, nor are graphs: where operations were captured, the caller says by
+        `graphs_released` that no graph will be replayed. Engram, pipeline and all-gather are to be configured again.
+        An addition to DeepEP's interface."""
         self._open()
+        self._engine.check_graphs(graphs_released)
         self._close_parts()
         self._engine.recover()
 

@@ -123,10 +123,10 @@ class HybridEPBuffer:
         self.configurer = _Configurer(BufferConfig(hidden_dim, self.max_num_of_tokens_per_rank, num_local_experts,
                                                    len(mates), self.num_of_nodes))
 
-    def recover(self) -> None:
-        """After a failure: the buffer can be used again. All ranks call it before the next operation. Handles from
-        before are not valid any more. An addition to DeepEP's interface."""
-        self._elastic.recover()
+    def recover(self, graphs_released: bool = False) -> None:
+        """After a failure: the buffer can be used again. All ranks call it before the next operation. Handles and
+        graphs from before are not valid any more (ElasticBuffer.recover). An addition to DeepEP's interface."""
+        self._elastic.recover(graphs_released)
 
     def _routing(self, hidden: torch.Tensor, routing_map: Any, probs: Any, topk_idx: Any, topk_weights: Any,
                  experts: Any, on_device: bool) -> Tuple[torch.Tensor, Optional[torch.Tensor], int]:

@@ -375,6 +375,8 @@ def test_a_graph_keeps_its_group(world: World) -> None:
             groups.append(pool.group)
             del sent
         assert [group.alive for group in groups] == [True, True, False, True]
+        _refused(buffer.recover, "graphs_released=True")
+        assert groups[0].alive
     assert not any(group.alive for group in groups)
 
 

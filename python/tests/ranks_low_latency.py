@@ -379,7 +379,7 @@ def test_graph(world: World) -> None:
 
 def test_a_graph_keeps_its_group(world: World) -> None:
     """A group that was captured into a graph and then replaced lives as long as the buffer, and a handle that a graph
-    uses is no eager call's."""
+    uses is no eager call's. recover() frees it only if the graphs are released."""
     groups: List[epx.Group] = []
     kept: List[int] = []
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, 1 << 20, low_latency_mode=True, explicitly_destroy=True)
@@ -395,9 +395,15 @@ def test_a_graph_keeps_its_group(world: World) -> None:
         del recv, handle
         kept.append(len(pool.free_handles(work.topk, True)))
     assert [group.alive for group in groups] == [True, True, False, True] and kept == [1, 1, 0, 0], (groups, kept)
+    try:
+        buffer.recover()
+        raise AssertionError("recover() frees what graphs use")
+    except epx.UsageError as error:
+        assert "graphs_released=True" in str(error) and groups[0].alive, error
     world.meet()
-    buffer.destroy()
+    buffer.recover(graphs_released=True)
     assert not any(group.alive for group in groups)
+    buffer.destroy()
 
 
 def test_mask_query_beside_a_graph(world: World) -> None:
