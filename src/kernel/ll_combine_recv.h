@@ -129,8 +129,11 @@ KFN_STEP int lc_wait_stops(struct agent *ag, const struct ll_combine_params *p, 
 
     if (!ll_block_goes_on(ag, &p->wide_wait, waited) || !ag_is_narrow(ag))
         return 1;
-    return wait_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, NULL) ||
-           lc_check_descs(ag, p, epoch);
+    if (wait_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, NULL))
+        return 1;
+    if (ag_index(ag) == 0)
+        ll_note_narrow(ag, g);
+    return lc_check_descs(ag, p, epoch);
 }
 
 /* One node, nobody masked: the first agent of each block waits and checks for all of it. Late peers: few blocks go on,

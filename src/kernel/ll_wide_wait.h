@@ -7,6 +7,9 @@
  *
  * All blocks go on, or only the first ones do: ll_verdict.h. A block that finds all signals at once pays one atomic
  * operation for it.
+ *
+ * A rank that went on with few blocks is late in its next operation, and would make others go on with few there, and so
+ * on. So a rank that did so waits longer for a while: its peers need few SMs' time once, and then all are in step.
  */
 #ifndef EPX_KERNEL_LL_WIDE_WAIT_H
 #define EPX_KERNEL_LL_WIDE_WAIT_H
@@ -16,6 +19,8 @@
 #if AG_BLOCKS
 
 #include "kernel/ll_verdict.h"
+
+enum { LL_NARROW_FOR_NS = 2000000, LL_WAIT_LONGER = 10 }; /* for so long after it, so many times as long */
 
 enum ll_waited { LL_ALL_GO_ON, LL_FEW_GO_ON, LL_WAIT_FAILED };
 
@@ -36,11 +41,26 @@ KFN enum ll_waited ll_agree(struct agent *ag, const struct group_dev *g, int op,
     return ag_any(ag, few) ? LL_FEW_GO_ON : LL_ALL_GO_ON;
 }
 
+/* One agent of a launch that has given blocks away has all signals now. */
+KFN void ll_note_narrow(struct agent *ag, const struct group_dev *g)
+{
+    if (ag_leader(ag))
+        ag_store_release_device(&g->state->narrowed, ag_now(ag));
+}
+
+/* Peers are late: for how long does this launch wait with all blocks? */
+KFN uint64_t ll_wide_ns(const struct group_dev *g, const struct ll_wide_wait *wide_wait, uint64_t now)
+{
+    const uint64_t ns = (uint64_t)wide_wait->us * 1000;
+
+    return now - ag_look(&g->state->narrowed) < LL_NARROW_FOR_NS ? LL_WAIT_LONGER * ns : ns;
+}
+
 /* Peers are late. */
 KFN_STEP enum ll_waited ll_wait_late(struct agent *ag, const struct group_dev *g, int op, int kind, uint64_t epoch,
                                      int phase, const struct ll_wide_wait *wide_wait)
 {
-    const uint64_t start = ag_now(ag);
+    const uint64_t start = ag_now(ag), limit = ll_wide_ns(g, wide_wait, start);
 
     while (!glance_peers(ag, g, SCOPE_NODE, kind, slot_of(g, epoch), lap_of(g, epoch), phase)) {
         if (ag_any(ag, ag_look(&control_of(g, g->rank)->abort_word) != 0)) {
@@ -48,7 +68,7 @@ KFN_STEP enum ll_waited ll_wait_late(struct agent *ag, const struct group_dev *g
             return LL_WAIT_FAILED;
         }
         const int decided = ag_look(&g->state->verdict[op]) > 2 * epoch;
-        if (!ag_any(ag, decided || ag_now(ag) - start > (uint64_t)wide_wait->us * 1000))
+        if (!ag_any(ag, decided || ag_now(ag) - start > limit))
             continue;
         if (ll_agree(ag, g, op, epoch, 0) == LL_FEW_GO_ON)
             return LL_FEW_GO_ON;
@@ -63,9 +83,13 @@ KFN_STEP enum ll_waited ll_wait_late(struct agent *ag, const struct group_dev *g
 KFN_STEP enum ll_waited ll_wait(struct agent *ag, const struct group_dev *g, int op, int kind, uint64_t epoch,
                                 int phase, const struct ll_wide_wait *wide_wait, int64_t *wait_ns)
 {
-    if (!ll_waits_wide(ag, wide_wait))
-        return wait_each(ag, g, SCOPE_NODE, kind, slot_of(g, epoch), lap_of(g, epoch), phase, wait_ns) ? LL_WAIT_FAILED
-                                                                                                       : LL_ALL_GO_ON;
+    if (!ll_waits_wide(ag, wide_wait)) {
+        if (wait_each(ag, g, SCOPE_NODE, kind, slot_of(g, epoch), lap_of(g, epoch), phase, wait_ns))
+            return LL_WAIT_FAILED;
+        if (ag_is_narrow(ag))
+            ll_note_narrow(ag, g);
+        return LL_ALL_GO_ON;
+    }
     if (glance_peers(ag, g, SCOPE_NODE, kind, slot_of(g, epoch), lap_of(g, epoch), phase))
         return ll_agree(ag, g, op, epoch, 1);
     return ll_wait_late(ag, g, op, kind, epoch, phase, wide_wait);

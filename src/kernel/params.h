@@ -91,6 +91,7 @@ struct group_state {
     int32_t reserved;
     uint64_t dirty;      /* likewise, a bit per slot */
     uint64_t verdict[2]; /* of OP_LL_*: see ll_wide_wait.h */
+    uint64_t narrowed;   /* when few blocks went on with an operation the last time; likewise */
 };
 
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };

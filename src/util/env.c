@@ -38,7 +38,7 @@ static const struct env_entry entries[] = {
      "Any text that the ranks of one job share and other jobs do not: distinguishes jobs on neighbouring ports"},
     {"EPX_RANKS_PER_NODE", "", "what the machines say", "Ranks that count as one node"},
     {"EPX_NUM_AGENTS", "", "automatic", "Agents (CPU threads, GPU warps) per operation"},
-    {"EPX_LL_WIDE_WAIT_US", "", "1000",
+    {"EPX_LL_WIDE_WAIT_US", "", "100",
      "GPUs, low latency on one node: how long a whole operation waits for late peers with all its multiprocessors, in "
      "microseconds; then EPX_LL_FEW_SMS of them wait and do the rest, and the others are free. 0: as long as it takes"},
     {"EPX_LL_FEW_SMS", "", "2", "Multiprocessors that wait for late peers after EPX_LL_WIDE_WAIT_US"},
