@@ -133,7 +133,7 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
     set->max_recv_given = c.max_recv_tokens != 0;
     set->max_recv_tokens = c.max_recv_tokens ? c.max_recv_tokens : worst_rows(set, c.layouts);
     set->proxy_threads = proxy_threads_asked();
-    set->ll_wide_wait_us = (int)env_int("EPX_LL_WIDE_WAIT_US", 100, 0, 1000000);
+    set->ll_wide_wait_us = (int)env_int("EPX_LL_WIDE_WAIT_US", 100, 0, 100000);
     set->ll_few_sms = (int)env_int("EPX_LL_FEW_SMS", 2, 1, 1024);
     set->inflight = c.max_inflight ? c.max_inflight : 2;
     set->agents = (int)(c.num_agents ? c.num_agents : env_int("EPX_NUM_AGENTS", 0, 1, 1024));
