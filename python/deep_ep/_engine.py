@@ -53,6 +53,7 @@ class Pool:
         self.routings = 0  # number of routings that are referenced
         self.captured = False  # True once an operation was captured into a graph
         self._left_alone = False
+        self.closed = False  # the group itself lives until the last of its memory is released
         # Free handles, by (top-k, used in graphs).
         self._handles: DefaultDict[Tuple[int, bool], List[epx.Handle]] = collections.defaultdict(list)
 
@@ -90,12 +91,20 @@ class Pool:
 
     def close(self) -> None:
         """Destroys the group. The heap is freed with the last of its tensors."""
+        self.closed = True
         self.combine_buffers = [None, None]
         self.combine_plans.clear()
         self.layout_plans.clear()
         self.fresh_plans.clear()
         self.heap.close()
         self.group.destroy()
+
+    def check_open(self) -> None:
+        """Raises if the buffer was destroyed: at once, and on every rank alike. Which ranks still have tensors of the
+        group, and with them the group, differs."""
+        if self.closed:
+            raise refused("the buffer of this handle was destroyed, or has recovered from a failure since")
+        self.group.address  # raises in a forked process
 
     def finish(self) -> None:
         """Waits for all queued work."""

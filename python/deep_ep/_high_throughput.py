@@ -319,7 +319,7 @@ def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tu
 def usable(routing: Any, tokens: torch.Tensor) -> Pool:
     """The pool of a routing. Raises if it cannot transfer such rows."""
     pool = routing.pool
-    pool.group.address  # raises if the buffer was destroyed
+    pool.check_open()
     if tokens.device != pool.device:
         raise wrong("x", "a tensor on %s, the device of the handle" % pool.device, tokens.device)
     checks.row_bytes("x", tokens)

@@ -217,7 +217,8 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
     if type(routing) is not LowLatencyRouting:
         routing = find(LowLatencyRouting, handle)
     pool, hidden, tokens = routing.pool, handle[3], routing.tokens
-    pool.group.address  # raises if the buffer was destroyed
+    if pool.closed or not pool.group.alive:
+        pool.check_open()
     overlap, signals = None, None
     if given is not None:
         info = pool.group.info
@@ -237,8 +238,10 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
                       "with this handle to have been called")
     if zero_copy:
         x = _filled_buffer(routing, use_logfmt)
-    if topk_idx is not routing.topk_idx or _version(topk_idx) != routing.version:
-        # Combine uses the indices of the dispatch. Entries that the caller has set to -1 since then get weight 0.
+    if topk_idx is not routing.topk_idx or _version(topk_idx) != routing.version or (
+            pool.on_cpu and routing.version is None):
+        # Combine uses the indices of the dispatch. Entries that the caller has set to -1 since then get weight 0. On a
+        # GPU this takes longer than the rest of the call: nobody looks where torch does not count writes.
         topk_weights = torch.where(topk_idx < 0, 0.0, topk_weights)
     launch = launch_on(pool.group) if launch_on is not None else None
     stream = launch.address if launch is not None else pool.stream()
@@ -276,7 +279,7 @@ def next_combine_buffer(handle: Handle) -> torch.Tensor:
     """bf16 [El, N, H] in the heap, for combine with zero_copy. Two tensors alternate and live as long as the buffer."""
     routing = find(LowLatencyRouting, handle)
     pool = routing.pool
-    pool.group.address
+    pool.check_open()
     shape = (pool.group.info.local_experts, pool.group.info.nranks * routing.max_tokens, handle[3])
     which = pool.next_combine_buffer
     pool.next_combine_buffer = (which + 1) % len(pool.combine_buffers)

@@ -92,11 +92,17 @@ def test_destroyed_buffer_says_so(world: World) -> None:
     buffer = new_buffer()
     work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=2)
     recv, *_rest, handle, _event = dispatch(world, buffer, work)
+    low, _counts, low_handle = dispatch_low(world, buffer, work, 8, use_fp8=False)
+    x, idx, weights = (world.to(part[world.rank]) for part in (work.x, work.idx, work.weights))
     buffer.destroy()
     buffer.destroy()
     assert buffer.runtime is None
+    other = world.buffer()  # results of the destroyed buffer are still there, and its handles are refused all the same
     for call in (lambda: dispatch(world, buffer, work), lambda: buffer.combine(recv, handle),
-                 lambda: dispatch_low(world, buffer, work, 8)):
+                 lambda: dispatch_low(world, buffer, work, 8), lambda: other.combine(recv, handle),
+                 lambda: other.dispatch(x, handle=handle),
+                 lambda: other.low_latency_combine(low, idx, weights, low_handle),
+                 lambda: other.get_next_low_latency_combine_buffer(low_handle)):
         try:
             call()
             raise AssertionError("a destroyed buffer was used")
