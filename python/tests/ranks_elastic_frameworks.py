@@ -125,6 +125,28 @@ def test_megatron_v2(world: World) -> None:
         assert torch.equal(back_weights.cpu(), torch.where(work.idx[me] >= 0, work.weights[me], 0.0))
 
 
+def test_deepspeed_v2(world: World) -> None:
+    """[E] 9, DeepSpeed's AutoEP: QPs for 12 SMs, expanded; backward is a combine with the gradients of the weights, and
+    a dispatch by the expanded handle that does not say do_expand again: it returns a row per token."""
+    num_sms, me = 12, world.rank
+    with elastic(world, num_topk=4, use_fp8_dispatch=False, num_allocated_qps=num_sms + 4) as buffer:
+        num_qps = buffer.get_theoretical_num_qps(num_sms)
+        assert 0 < num_qps <= num_sms + 4
+        work = make_work(world, 7)
+        recv, none, weights, handle, _event = buffer.dispatch(
+            world.to(work.x[me]), topk_idx=world.to(work.idx[me]).to(deep_ep.topk_idx_t),
+            topk_weights=world.to(work.weights[me]).float(), num_experts=work.experts, do_expand=True,
+            expert_alignment=1, num_sms=num_sms, num_qps=num_qps)
+        y = run_zones(world, work, recv, weights, handle.psum_num_recv_tokens_per_expert.tolist(), 1)
+        out, *_ = buffer.combine(y, handle=handle, topk_weights=None, num_sms=num_sms)
+        assert none is None and calc_diff(out.cpu(), layer(work, me).bfloat16()) < 1e-4
+        back, back_weights, _event = buffer.combine(y, handle=handle, topk_weights=2 * weights, num_sms=num_sms)
+        assert same_bits(back, out) and torch.equal(
+            back_weights.cpu(), torch.where(work.idx[me] >= 0, 2 * work.weights[me], 0.0))
+        rows, *_ = buffer.dispatch(world.to(work.x[me]), handle=handle, num_sms=num_sms, num_qps=num_qps)
+        assert same_bits(rows, work.flat(me)[2])
+
+
 def test_deepgemm_v2(world: World) -> None:
     """[E] 9, DeepGEMM: one reduction, alignments of 16 to 128, no CPU sync, no copy of the handle, stats, bias."""
     with elastic(world, allow_multiple_reduction=False, num_cpu_timeout_secs=10, num_gpu_timeout_secs=30) as buffer:

@@ -211,6 +211,30 @@ def test_megatron_trains_as_its_alltoall_does(world: World) -> None:
 
 
 @without_gpu()
+def test_megatron_dispatcher_without_tokens(world: World) -> None:
+    """Megatron's router refuses a rank with no tokens; its flex dispatcher does not: one rank, then all, have none."""
+    megatron(world)
+    dispatcher = layer("flex", world, 128, 2 * world.nranks).token_dispatcher
+    for step in range(3):
+        rng = torch.Generator().manual_seed(10 * step + world.rank)
+        count = 0 if step == 1 or world.rank == step else 5 + world.rank
+        x = world.to(torch.randn(count, 1, 128, generator=rng).bfloat16()).requires_grad_()
+        chosen = torch.zeros(count, 2 * world.nranks, dtype=torch.bool).scatter_(
+            1, torch.rand(count, 2 * world.nranks, generator=rng).topk(TOPK, 1).indices, True)
+        probs = world.to(torch.rand(chosen.shape, generator=rng) * chosen).requires_grad_()
+        rows, _counts, weights = dispatcher.dispatch_postprocess(*dispatcher.token_dispatch(
+            *dispatcher.dispatch_preprocess(x, world.to(chosen), probs)))
+        rows = (rows.float() * weights.unsqueeze(-1)).to(rows.dtype)
+        out = dispatcher.combine_postprocess(dispatcher.token_combine(dispatcher.combine_preprocess(rows)))
+        out.float().sum().backward()
+        scale = probs.detach().sum(1)[:, None, None]
+        assert out.shape == x.shape and torch.allclose(out.float(), x.float() * scale, rtol=0.03, atol=0.03)
+        assert torch.allclose(x.grad.float(), scale.expand_as(x), rtol=0.03, atol=0.03)
+        assert torch.allclose(probs.grad * world.to(chosen), x.float().sum(2) * world.to(chosen), rtol=0.05, atol=0.3)
+    release()
+
+
+@without_gpu()
 def test_megatron_on_two_nodes(world: World) -> None:
     megatron(world)
     if os.environ.get("EPX_TEST_NODES", "1") == "0":
