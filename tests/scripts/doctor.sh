@@ -130,5 +130,6 @@ fi
 expect 2 "an unknown option" "$epx" doctor --jsno &&
     says "with a hint" "epx doctor: unknown option '--jsno' (did you mean '--json'?); see epx doctor --help"
 expect 0 "help" "$epx" help doctor && says "help is help" "usage: epx doctor"
+expect 1 "a full disk" bash -c '"$1" doctor --json >/dev/full' bash "$epx" && says "is named" "No space left on device"
 
 finish

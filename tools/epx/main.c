@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,6 +123,15 @@ static void warn_unknown_variables(const struct command *command)
     }
 }
 
+/* Output that a full disk has cut is no success. */
+static int finish(int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    fprintf(stderr, "epx: cannot write the output: %s\n", strerror(errno));
+    return status ? status : EXIT_FAILED;
+}
+
 int main(int argc, char **argv)
 {
     const struct command *command;
@@ -131,12 +141,12 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
-        return cmd_help(1, argv);
+        return finish(cmd_help(1, argv));
     if (!strcmp(argv[1], "--version"))
-        return cmd_version(1, argv);
+        return finish(cmd_version(1, argv));
     command = find_command(argv[1]);
     if (!command)
         return unknown_command(argv[1]);
     warn_unknown_variables(command);
-    return command->run(argc - 1, argv + 1);
+    return finish(command->run(argc - 1, argv + 1));
 }
