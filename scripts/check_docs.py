@@ -14,7 +14,7 @@ first in PATH. The word behind `sh` says what is done with the block:
     ```console      commands behind "$ ", each followed by what it printed; the commands are run, the output is not
                     compared
 
-Benchmarks are run with a few iterations and few tokens: nobody looks at their figures here.
+Benchmarks are run with few iterations, small rows and few ranks: nobody looks at their figures here.
 
 Every page is also checked for: shell commands in indented blocks (which would not be run), commands of `epx` that it
 does not have and options that its --help does not list, links to files or headings that do not exist, variables EPX_*
@@ -37,6 +37,7 @@ from docs_names import FILE, WORD, Names, read
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NOT_RUN = {"ci", "gpu", "cluster", "long", "change"}
+LESS = ("--iters 4", "--warmup 1", "--tokens 64", "--hidden 1024", "--ranks 4")  # for benchmarks
 LIMIT_S = 300  # of a block that hangs: on a busy machine the longest takes a minute or two
 COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:[A-Z_]+=\S+ )*(?:make|cmake|pip|python3?|torchrun|mpirun|srun|epx|bash|ctest|"
                      r"(?:build|scripts|tests|python)/\S+)(?: |$)")
@@ -98,7 +99,8 @@ def fresh_lines(script, done):
 def hurried(script):
     """The commands, with less work where they measure and do not say how much."""
     def less(match):
-        more = [word for word in ("--iters 4", "--tokens 64") if word.split()[0] not in match[1]]
+        line = match.string[match.string.rfind("\n", 0, match.start()) + 1:match.end()]
+        more = [word for word in LESS if word.split()[0] not in line and not ("mpirun" in line and "ranks" in word)]
         return " ".join([match[1], *more]) + match[2]
     script = re.sub(r"(epx bench sweep\b)(?!.*--over)", r"\1 --over-tokens 1,32 --over-ranks 2,4", script)
     script = re.sub(r"(epx bench sweep\b)(?!.*--hidden)", r"\1 --hidden 512 --iters 4", script)
