@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # `epx bench` across nodes over libfabric's tcp: both modes are checked, the JSON has the numbers of the network,
 # neighbouring rows are merged, --vs ofi and --vs mpi give ratios, and --vs ofi says when it has nothing to compare.
-# ctest: serial
+# Proxies and networks under ThreadSanitizer: nccl_ep.sh has ranks on two nodes there, test_net_ofi.c the network alone.
+# ctest: labels=notsan serial
 set -uo pipefail
 
 . "$(dirname "$0")/../lib/bench_cli.sh"
