@@ -14,19 +14,26 @@ scale=$(awk "BEGIN { print 0.03 * ${EPX_TEST_SCALE:-1} }")
 
 # module FOLDER DEVICE FLAGS...: blocks of two warps, so that launches have several. What is shared memory on a GPU is
 # thread-local here, 300 KiB of it: processes load the module when they start (LD_PRELOAD), so that its place is known
-# without a call for each access, which took a fifth of all time.
+# without a call for each access, which took a fifth of all time. Kernels that share functions are one compilation.
 module() {
-    local folder=$1 name=$2 file objects=()
+    local folder=$1 name=$2 files file objects=()
     shift 2
     local flags=(-O1 -g1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fPIC -fvisibility=hidden -ffp-contract=off
         -fno-strict-aliasing -ftls-model=initial-exec -DLAUNCH_WARPS=2 "-DEPX_HARDWARE=\"hardware.h\"" -I"$root/include"
         -I"$root/src" -I"$root/tests/gpu_lanes" "$@")
     mkdir -p "$folder"
-    for file in ll_dispatch ll_combine ll_combine_logfmt ll_dispatch_near ll_combine_near ll_combine_logfmt_near \
-        ht_notify ht_dispatch ht_combine mask layout_count ring_bench; do
+    for files in "ll_dispatch ll_combine mask layout_count ring_bench" "ht_notify ht_dispatch ht_combine" \
+        ll_combine_logfmt "ll_dispatch_near ll_combine_near" ll_combine_logfmt_near; do
+        for file in $files; do
+            # Files have static arrays of the same names.
+            printf '#undef %s\n' route_counts node_descs
+            printf '#define %s %s\n' route_counts "${file}_counts" node_descs "${file}_descs"
+            echo "#include \"device/gpu/$file.cu\""
+        done >"$folder/${files%% *}.cu"
+        file=${files%% *}
         local counted=() # bus.c; the sanitizer's instrumentation makes gcc warn of what it does not warn of otherwise
         case $mode:$file in bus:ht_*) counted=(-fsanitize=thread -w) ;; esac
-        "$cxx" -x c++ -std=c++17 "${flags[@]}" ${counted[@]+"${counted[@]}"} -c "$root/src/device/gpu/$file.cu" \
+        "$cxx" -x c++ -std=c++17 "${flags[@]}" ${counted[@]+"${counted[@]}"} -c "$folder/$file.cu" \
             -o "$folder/$file.o" || return
         objects+=("$folder/$file.o")
     done
