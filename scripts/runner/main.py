@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/test.sh: runs stages, in two lanes side by side, and reports."""
+"""scripts/test.sh: runs stages, in three lanes side by side, and reports."""
 import json
 import os
 import sys
@@ -103,8 +103,12 @@ def main():
     lanes = stages.lanes(names)
     steps = [step for name in names for step in stages.STEPS.get(name, [name])]
     progress, stopping = Progress(sum(times.get(step, 3.0) for step in steps)), threading.Event()
-    runs = [Run(progress, times, lane, stopping) for lane in range(len(lanes))]
-    interrupted = run_lanes(runs, lanes, stopping)
+    gcc_built = threading.Event()
+    if not {"gcc", "quick"} & set(names):
+        gcc_built.set()
+    runs = [Run(progress, times, lane, stopping, gcc_built, nice=len(lanes) > 1 and lane == stages.LEFT_OVER)
+            for lane, _ in lanes]
+    interrupted = run_lanes(runs, [names for _, names in lanes], stopping)
     if interrupted:
         progress.message("interrupted")
     progress.finish()

@@ -78,10 +78,12 @@ class Stopped(Exception):
 class Run:
     """A lane: stages that run one after the other. Several lanes may run side by side, each in its thread."""
 
-    def __init__(self, progress, times, lane=0, stopping=None):
-        """stopping: an event that ends the commands of all lanes."""
+    def __init__(self, progress, times, lane=0, stopping=None, gcc_built=None, nice=False):
+        """stopping: an event that ends the commands of all lanes. gcc_built: one that says that a stage of another lane
+        may use gcc's build. nice: commands have a low priority."""
         self.progress, self.times, self.lane = progress, times, lane
-        self.stopping = stopping or threading.Event()
+        self.stopping, self.gcc_built = stopping or threading.Event(), gcc_built
+        self.prefix = ["nice", "-n", "10"] if nice else []
         self.stages = []
         self.taken = {}  # step -> seconds, for the next run's estimate
         self.jobs = os.environ.get("JOBS") or str(len(os.sched_getaffinity(0)))
@@ -105,7 +107,8 @@ class Run:
         begin = time.monotonic()
         self.progress.step(step, self.expected(step), self.lane)
         with open(path, "w") as log:
-            process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+            process = subprocess.Popen([*self.prefix, *argv], stdout=log, stderr=subprocess.STDOUT,
+                                       env={**os.environ, **(env or {})})
         try:
             self._follow(process, path, step, parser)
         except BaseException:
@@ -116,6 +119,12 @@ class Run:
         self.taken[step] = time.monotonic() - begin
         with open(path, errors="replace") as log:
             return process.returncode, log.read()
+
+    def await_gcc(self):
+        """Waits until gcc's build is there, where a stage of this run makes it."""
+        while self.gcc_built and not self.gcc_built.wait(POLL_S):
+            if self.stopping.is_set():
+                raise Stopped
 
     def _ended(self, process):
         """Whether it has ended. Adds its CPU time, and that of the processes it has waited for, to the stage."""

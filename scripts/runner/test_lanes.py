@@ -64,10 +64,39 @@ class Lanes(unittest.TestCase):
         self.assertEqual([len(lane.stages) for lane in self.runs], [1, 1])
 
     def test_which_stage_is_in_which_lane(self):
-        both = stages.lanes(["scripts", "gcc", "python", "thread"])
-        self.assertEqual(both, [["gcc", "python"], ["scripts", "thread"]])
-        self.assertEqual(stages.lanes(["thread"]), [["thread"]])
-        self.assertTrue(set(stages.BESIDE) < set(stages.ALL))
+        found = stages.lanes(["scripts", "gcc", "python", "thread"])
+        self.assertEqual(found, [(0, ["gcc", "python"]), (1, ["thread"]), (2, ["scripts"])])
+        self.assertEqual(stages.lanes(["thread"]), [(1, ["thread"])])
+        self.assertEqual(sorted(sum(stages.LANES, [])), sorted({*stages.ALL, *stages.QUICK}))
+
+    def test_stages_of_other_lanes_wait_for_gcc(self):
+        built, order = threading.Event(), []
+        for lane in self.runs:
+            lane.gcc_built = built
+
+        def gcc(lane):
+            lane.check("gcc", ["sleep", "0.3"])
+            order.append("gcc")
+            built.set()
+
+        def docs(lane):
+            lane.await_gcc()
+            order.append("docs")
+
+        with mock.patch.multiple(stages, gcc=gcc, docs=docs):
+            main.run_lanes(self.runs, [["gcc"], ["docs"]], self.stopping)
+        self.assertEqual(order, ["gcc", "docs"])
+
+    def test_a_lane_of_low_priority(self):
+        self.runs[1].prefix = run.Run(self.runs[0].progress, {}, nice=True).prefix
+        for name in ("usual", "low"):
+            self.stage(name, "nice")
+        main.run_lanes(self.runs, [["usual"], ["low"]], self.stopping)
+        found = []
+        for name in ("usual", "low"):
+            with open(os.path.join(run.LOGS, name + ".log"), encoding="ascii") as log:
+                found.append(int(log.read()))
+        self.assertEqual(found[1], min(found[0] + 10, 19))
 
 
 if __name__ == "__main__":
