@@ -98,6 +98,52 @@ static int test_layout_info(void)
     return small_close(&s);
 }
 
+/* High throughput's counters may be longer than what is written: the rest stays as it was. */
+static int test_long_counters(ncclEpLayout_t layout)
+{
+    const ncclEpGroupConfig_t config = small_config(HT, 32);
+    const int ids[] = {1, 1}, rows = world.rank == 0 ? 2 * world.nranks : 0;
+    struct tensor_pair counts = {0}, offsets = {0}, total = {0};
+    struct small s;
+
+    if (small_open(&s, &config, layout, 1, 1, 32, PLAIN) ||
+        tensor_pair_open(&counts, s.group, PLAIN, EPX_INT32, 1, s.local + 3, 0, 0) ||
+        tensor_pair_open(&offsets, s.group, PLAIN, EPX_INT32, 1, s.local + 1, 0, 0) ||
+        tensor_pair_open(&total, s.group, PLAIN, EPX_INT32, 1, 2, 0, 0) || tensor_pair_fill(&counts, 0x5a) ||
+        tensor_pair_fill(&offsets, 0x5a) || tensor_pair_fill(&total, 0x5a))
+        return -1;
+    s.calls.info.expert_counters = counts.tensor;
+    s.calls.info.expert_offsets = layout == EXPERT_MAJOR ? offsets.tensor : NULL;
+    s.calls.info.recv_total_counter = total.tensor;
+    if (small_route(&s, ids, 2) || tensor_pair_get(&counts) || tensor_pair_get(&offsets) || tensor_pair_get(&total))
+        return -1;
+    CHECK(small_count(&counts, 0) == 0 && small_count(&counts, 1) == rows && small_count(&counts, 2) == 0x5a5a5a5a);
+    CHECK(small_count(&offsets, s.local) == 0x5a5a5a5a);
+    CHECK(small_count(&total, 0) == rows && small_count(&total, 1) == 0x5a5a5a5a);
+    if (tensor_pair_close(&counts) || tensor_pair_close(&offsets) || tensor_pair_close(&total))
+        return -1;
+    return small_close(&s);
+}
+
+/* Low latency looks at one tensor of layout_info, the counters of its layout: not at offsets and total. */
+static int test_low_latency_ignores(ncclEpLayout_t layout)
+{
+    const ncclEpGroupConfig_t config = small_config(LL, 0);
+    const int ids[] = {0, 1, 2, 3};
+    size_t sizes[1] = {1};
+    ncclEpTensor_t nonsense = NCCL_EP_TENSOR_INIT;
+    struct small s;
+
+    nonsense.size = 3;
+    nonsense.sizes = sizes;
+    if (small_open(&s, &config, layout, 1, 1, 0, PLAIN) || small_route(&s, ids, 4))
+        return -1;
+    s.calls.info.expert_offsets = s.calls.info.recv_total_counter = &nonsense;
+    if (small_dispatch(&s, 0) || small_combine(&s, 0))
+        return -1;
+    return small_close(&s);
+}
+
 /* A: high throughput's dispatch does not look at the tensors of layout_info, whatever they are. B: nor its forward
  * combine at outputs.topk_weights; inputs' are refused. */
 static int test_ignored(ncclEpLayout_t layout)
@@ -292,10 +338,12 @@ static int test_stale_routing(ncclEpLayout_t layout)
 int test_rules(void)
 {
     return test_struct_sizes() || test_destroy() || test_layout_info() || test_ignored(FLAT) ||
-                   test_ignored(EXPERT_MAJOR) || test_rank_major(1, 4) || test_rank_major(0, 4) ||
-                   test_rank_major(0, 0) || test_rank_major(1, 1) || test_global_ids(LL) || test_global_ids(HT) ||
-                   test_tail(FLAT) || test_tail(EXPERT_MAJOR) || test_configurations() || test_environment() ||
-                   test_stale_routing(FLAT) || test_stale_routing(EXPERT_MAJOR)
+                   test_ignored(EXPERT_MAJOR) || test_long_counters(FLAT) || test_long_counters(EXPERT_MAJOR) ||
+                   test_low_latency_ignores(EXPERT_MAJOR) || test_low_latency_ignores(RANK_MAJOR) ||
+                   test_rank_major(1, 4) || test_rank_major(0, 4) || test_rank_major(0, 0) || test_rank_major(1, 1) ||
+                   test_global_ids(LL) || test_global_ids(HT) || test_tail(FLAT) || test_tail(EXPERT_MAJOR) ||
+                   test_configurations() || test_environment() || test_stale_routing(FLAT) ||
+                   test_stale_routing(EXPERT_MAJOR)
                ? -1
                : 0;
 }

@@ -234,21 +234,28 @@ ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, co
         return compat_fail(ncclInvalidArgument, "%s: layout_info.recv_topk_idx_kind: expected 0 to 2, got %d", call,
                            (int)own.recv_topk_idx_kind);
     out->global_ids = own.recv_topk_idx_kind == NCCL_EP_EXPERT_ID_GLOBAL;
+    const int64_t local = group->config.num_experts / (unsigned int)group->comm.nranks;
     const struct {
         const char *name;
         const ncclEpTensor_t *given;
         struct compat_tensor *out;
         epx_tensor **at;
+        int64_t count; /* high throughput writes so many numbers, and takes longer tensors; 0: of exactly this length */
     } parts[] = {
-        {"layout_info.expert_counters", own.expert_counters, &out->expert_counters, &out->info.expert_counts},
-        {"layout_info.src_rank_counters", own.src_rank_counters, &out->src_rank_counters, &out->info.rank_counts},
-        {"layout_info.expert_offsets", own.expert_offsets, &out->expert_offsets, &out->info.expert_offsets},
-        {"layout_info.recv_total_counter", own.recv_total_counter, &out->recv_total_counter, &out->info.total}};
+        {"layout_info.expert_counters", own.expert_counters, &out->expert_counters, &out->info.expert_counts, local},
+        {"layout_info.src_rank_counters", own.src_rank_counters, &out->src_rank_counters, &out->info.rank_counts, 0},
+        {"layout_info.expert_offsets", own.expert_offsets, &out->expert_offsets, &out->info.expert_offsets, local},
+        {"layout_info.recv_total_counter", own.recv_total_counter, &out->recv_total_counter, &out->info.total, 1}};
+    /* Low latency does not look at the last two. */
+    const size_t looked_at = !tensors ? 0 : group->low_latency ? 2 : sizeof(parts) / sizeof(parts[0]);
     out->info.size = (uint32_t)sizeof(out->info);
-    for (size_t i = 0; tensors && i < sizeof(parts) / sizeof(parts[0]); i++) {
+    for (size_t i = 0; i < looked_at; i++) {
+        epx_tensor *const t = &parts[i].out->storage;
         result = compat_tensor(group, call, parts[i].name, parts[i].given, parts[i].out);
         if (result != ncclSuccess)
             return result;
+        if (!group->low_latency && parts[i].out->at && parts[i].count && t->ndim == 1 && t->shape[0] > parts[i].count)
+            t->shape[0] = parts[i].count;
         *parts[i].at = parts[i].out->at;
         if (parts[i].out->at)
             out->at = &out->info;
