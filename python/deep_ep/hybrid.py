@@ -8,6 +8,7 @@ of its columns, with -1 behind them. K is the same for every map with E columns.
 import struct
 from typing import Any, NamedTuple, Optional, Tuple
 
+import epx
 import torch
 
 from . import _checks as checks
@@ -17,21 +18,13 @@ from ._checks import wrong
 from ._eager import eager_class
 from ._elastic_handle import EPHandle
 from ._elastic_streams import launcher
+from ._hybrid_handle import HybridEPHandle, Routing, make_handle, routing_of
+from ._streams import hinted
 from .elastic import ElasticBuffer
 
 _MOST_TOPK = 32
-_Dispatched = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], "HybridEPHandle"]
-_Permuted = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], torch.Tensor, "HybridEPHandle"]
-
-
-class HybridEPHandle(NamedTuple):
-    """The routing of a dispatch."""
-
-    elastic: EPHandle
-    topk_idx: torch.Tensor
-    num_experts: int
-    tokens_per_expert: Optional[torch.Tensor]  # with permute
-    recv_topk_idx: Optional[torch.Tensor]  # without: local experts of each row
+_Dispatched = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], HybridEPHandle]
+_Permuted = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], torch.Tensor, HybridEPHandle]
 
 
 def _indices_of(routing_map: torch.Tensor) -> torch.Tensor:
@@ -45,6 +38,14 @@ def _indices_of(routing_map: torch.Tensor) -> torch.Tensor:
 def _weights_of(probs: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
     """f32 [T, K] of f32 [T, E]; 0 where there is no index."""
     return torch.where(topk_idx < 0, 0.0, probs.gather(1, topk_idx.clamp(min=0, max=probs.shape[1] - 1)))
+
+
+def _weights(probs: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
+             topk_idx: torch.Tensor) -> Optional[torch.Tensor]:
+    """f32 [T, K] of either form of weights; of both, probs count. None without either."""
+    if probs is not None:
+        return _weights_of(probs.float(), topk_idx.long())
+    return None if topk_weights is None else topk_weights.float().contiguous()
 
 
 def probs_of_weights(weights: torch.Tensor, topk_idx: torch.Tensor, experts: int) -> torch.Tensor:
@@ -120,8 +121,16 @@ class HybridEPBuffer:
                 num_of_hybrid_ep_ranks_per_nvlink_domain, None))
         mates = [r for r, node in enumerate(engine.node_of) if node == engine.node]
         self.local_rank, self.node_rank = mates.index(self.rank), engine.node
-        self.configurer = _Configurer(BufferConfig(hidden_dim, self.max_num_of_tokens_per_rank, num_local_experts,
-                                                   len(mates), self.num_of_nodes))
+        self.num_of_hybrid_ep_ranks_per_nvlink_domain = len(mates)
+        self.configurer = self._configurer()
+
+    def _configurer(self) -> "_Configurer":
+        return _Configurer(BufferConfig(
+            self.hidden_dim, self.max_num_of_tokens_per_rank, self.num_local_experts,
+            self.num_of_hybrid_ep_ranks_per_nvlink_domain, self.num_of_nodes))
+
+    def empty_jit_cache(self) -> None:
+        """Does nothing: EPX compiles nothing at run time."""
 
     def recover(self, graphs_released: bool = False) -> None:
         """After a failure: the buffer can be used again. All ranks call it before the next operation. Handles and
@@ -130,14 +139,13 @@ class HybridEPBuffer:
 
     def _routing(self, hidden: torch.Tensor, routing_map: Any, probs: Any, topk_idx: Any, topk_weights: Any,
                  experts: Any, on_device: bool) -> Tuple[torch.Tensor, Optional[torch.Tensor], int]:
-        """(indices, weights or None, experts) of either form of a routing. `on_device`: where a token has too many
-        experts, its first is one that does not exist, and the operation fails."""
-        if topk_idx is not None:
-            if routing_map is not None:
-                raise wrong("routing_map, topk_idx", "one of them", "both")
+        """(indices, weights or None, experts) of either form of a routing; of both, the map counts. `on_device`: where
+        a token has too many experts, its first is one that does not exist, and the operation fails."""
+        if topk_idx is not None and routing_map is None:
             if experts is None:
                 raise wrong("num_of_experts", "a number with topk_idx", "None")
-            return topk_idx.contiguous(), topk_weights, experts
+            idx = topk_idx.contiguous()
+            return idx, _weights(probs, topk_weights, idx), experts
         if not isinstance(routing_map, torch.Tensor) or routing_map.dtype != torch.bool or routing_map.dim() != 2 or \
                 routing_map.shape[0] != hidden.shape[0]:
             raise wrong("routing_map", "a bool tensor [%d, experts], topk_idx, or a handle" % hidden.shape[0],
@@ -146,7 +154,20 @@ class HybridEPBuffer:
         idx = _indices_of(routing_map)
         if on_device and experts > _MOST_TOPK:
             idx[:, 0] = torch.where(routing_map.sum(1) > _MOST_TOPK, experts, idx[:, 0])
-        return idx, None if probs is None else _weights_of(probs.float(), idx), experts
+        return idx, _weights(probs, None, idx), experts
+
+    def _slots(self, hidden: torch.Tensor, given: Any, waits: bool) -> int:
+        """The tokens that any rank may have in this call: DeepEP's num_of_tokens_per_rank, the same on all ranks."""
+        count = hidden.shape[0]
+        if given is not None and checks.positive("num_of_tokens_per_rank", given, 0) < count:
+            raise wrong("num_of_tokens_per_rank", "at least the %d tokens of this rank" % count, given)
+        if given is not None and given > self.max_num_of_tokens_per_rank:
+            self.max_num_of_tokens_per_rank = given
+            self.configurer = self._configurer()
+        if not waits and count > self.max_num_of_tokens_per_rank:
+            raise wrong("hidden", "at most %d tokens where nothing waits on the host, or a larger "
+                        "num_of_tokens_per_rank, the same on all ranks" % self.max_num_of_tokens_per_rank, count)
+        return count if given is None else given
 
     def dispatch_with_permute(self, *, hidden: torch.Tensor, topk_idx: Optional[torch.Tensor] = None,
                               topk_weights: Optional[torch.Tensor] = None,
@@ -154,6 +175,7 @@ class HybridEPBuffer:
                               use_fp8: Optional[bool] = None, routing_map: Optional[torch.Tensor] = None,
                               probs: Optional[torch.Tensor] = None, scaling_factor: Optional[torch.Tensor] = None,
                               num_permuted_tokens: Any = None, pad_multiple: Optional[int] = None,
+                              num_of_tokens_per_rank: Optional[int] = None,
                               handle: Optional[HybridEPHandle] = None, non_blocking: bool = False,
                               fuse_permute_dispatch: bool = False, num_dispatched_tokens: Any = None,
                               use_host_meta: Optional[bool] = None) -> _Permuted:
@@ -161,39 +183,58 @@ class HybridEPBuffer:
         with zeros to a multiple of pad_multiple. Returns (rows, probs of the rows or None, scales of the rows or None,
         int64 padded rows of each local expert, handle). With a handle, its routing is used again.
 
-        The number of rows is waited for on the host, and tokens_per_expert is on the CPU. With non_blocking nothing
-        waits on the host: there are num_permuted_tokens rows, zero behind those that were received, and
-        tokens_per_expert is on the device of `hidden`. If more were received, the operation fails, and a later call
-        says so.
+        The number of rows is waited for on the host, and tokens_per_expert is on the CPU. With non_blocking (or
+        use_host_meta=False, its older name) nothing waits on the host: there are num_permuted_tokens rows, zero behind
+        those that were received, and tokens_per_expert is on the device of `hidden`. If more were received, the
+        operation fails, and a later call says so.
         """
+        self._unused(fuse_permute_dispatch=(bool(fuse_permute_dispatch), False),
+                     num_dispatched_tokens=(num_dispatched_tokens is not None, False))
+        if use_host_meta is not None:
+            non_blocking = not use_host_meta
         x = hidden.contiguous() if scaling_factor is None else (hidden.contiguous(), scaling_factor)
         if handle is not None:
-            if handle.tokens_per_expert is None:
-                raise wrong("handle", "the handle of a dispatch_with_permute()", "that of a dispatch()")
-            rows, _idx, _weights, _handle, _event = self._elastic.dispatch(
-                x, handle=handle.elastic, do_expand=True, num_sms=self._sms[0])
-            data, scales = rows if isinstance(rows, tuple) else (rows, None)
-            if not handle.elastic.num_recv_tokens_per_expert_list:
-                _zero_behind(data, handle.tokens_per_expert.sum())
-            return data, None, scales, handle.tokens_per_expert, handle
+            return self._permuted_again(x, routing_of(handle, True), probs, topk_weights, handle)
         count = None
         if non_blocking:
             count = checks.positive("num_permuted_tokens", num_permuted_tokens, 0)
             if count % max(pad_multiple or 1, 1):
                 raise wrong("num_permuted_tokens", "a multiple of pad_multiple = %d" % (pad_multiple or 1), count)
+        slots = self._slots(hidden, num_of_tokens_per_rank, not non_blocking)
         idx, weights, experts = self._routing(hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts,
                                               non_blocking)
+        alignment = max(pad_multiple or 1, 1)
         (data, scales), row_probs, _idx, elastic = self._dispatch(
-            x, idx, weights, experts, max(pad_multiple or 1, 1), count, not non_blocking, True)
+            x, idx, weights, experts, alignment, count, not non_blocking, True)
         if not non_blocking:
             _check_most(routing_map)
             counts = torch.tensor(elastic.num_recv_tokens_per_expert_list, dtype=torch.int64, device="cpu")
         else:
-            align = elastic.expert_alignment
-            counts = (elastic.num_unaligned_recv_tokens_per_expert.long() + align - 1) // align * align
+            counts = (elastic.num_unaligned_recv_tokens_per_expert.long() + alignment - 1) // alignment * alignment
             for part in (data, row_probs, scales):
                 _zero_behind(part, counts.sum())
-        return data, row_probs, scales, counts, HybridEPHandle(elastic, idx, experts, counts, None)
+        return data, row_probs, scales, counts, make_handle(Routing(elastic, idx, experts, slots, counts))
+
+    def _permuted_again(self, x: Any, routing: Routing, probs: Any, topk_weights: Any,
+                        handle: HybridEPHandle) -> _Permuted:
+        weights = _weights(probs, topk_weights, routing.topk_idx)
+        rows, _idx, row_probs, _handle, _event = self._elastic.dispatch(
+            x, topk_weights=weights, handle=routing.elastic, do_expand=True, num_sms=self._sms[0])
+        data, scales = rows if isinstance(rows, tuple) else (rows, None)
+        assert routing.tokens_per_expert is not None
+        if not routing.elastic.num_recv_tokens_per_expert_list:
+            for part in (data, row_probs, scales):
+                _zero_behind(part, routing.tokens_per_expert.sum())
+        return data, row_probs, scales, routing.tokens_per_expert, handle
+
+    def _checked(self, x: Any, idx: torch.Tensor, weights: Optional[torch.Tensor], experts: int, alignment: int,
+                 cpu_sync: bool, expand: bool) -> Tuple[operations.Request, operations.Routed]:
+        """The arguments of a dispatch with a new routing. A rank may have more tokens than others know of."""
+        request = operations.Request(x, weights, expand, expand, False, self._sms[0])
+        most = self.max_num_of_tokens_per_rank
+        how = operations.routed(self._elastic._open(), request, idx, None, experts, max(most, request.count), alignment,
+                                cpu_sync, True)
+        return request, how._replace(max_tokens=most)
 
     def _dispatch(self, x: Any, idx: torch.Tensor, weights: Optional[torch.Tensor], experts: int, alignment: int,
                   rows: Optional[int], cpu_sync: bool, expand: bool) -> Tuple[Any, Any, Any, EPHandle]:
@@ -201,13 +242,31 @@ class HybridEPBuffer:
         results have, without CPU sync."""
         elastic = self._elastic
         engine = elastic._open()
-        request = operations.Request(x, weights, expand, expand, False, self._sms[0])
-        how = operations.routed(engine, request, idx, None, experts, self.max_num_of_tokens_per_rank, alignment,
-                                cpu_sync, True)._replace(rows=rows)
-        got, recv_idx, got_weights, handle, _event = operations.dispatch(
-            engine, launcher(request.device, None, None, False, False), request, how, elastic._domains, self._sms[0],
-            elastic.num_cpu_timeout_secs)
-        return got if isinstance(got, tuple) else (got, None), got_weights, recv_idx, handle
+        for again in (False, True):
+            request, how = self._checked(x, idx, weights, experts, alignment, cpu_sync, expand)
+            try:
+                got, recv_idx, got_weights, handle, _event = operations.dispatch(
+                    engine, launcher(request.device, None, None, False, False), request, how._replace(rows=rows),
+                    elastic._domains, self._sms[0], elastic.num_cpu_timeout_secs)
+                return got if isinstance(got, tuple) else (got, None), got_weights, recv_idx, handle
+            except epx.OverflowingError as failure:
+                # A rank has more tokens than the group is for: all ranks have learnt it in the update.
+                pool = engine.high_throughput_pool(request.device, experts)
+                if again or not cpu_sync or pool is None or pool.group.error() is not None:
+                    raise hinted(failure) from None
+                pool.finish()  # the update still uses tensors of the frame that failed
+                self._grow(request.count)
+        raise AssertionError("not reached")
+
+    def _grow(self, count: int) -> None:
+        """Makes room for the tokens of all ranks. Collective."""
+        parts = self._elastic._open().bootstrap.allgather(struct.pack("q", count))
+        most = max(struct.unpack("q", part)[0] for part in parts)
+        self.max_num_of_tokens_per_rank = max(self.max_num_of_tokens_per_rank, 1 << (most - 1).bit_length())
+        self.configurer = self._configurer()
+
+    def _unused(self, **given: Any) -> None:
+        unused.arguments(self.rank, "deep_ep.HybridEPBuffer", **given)
 
     def _columns(self) -> Tuple[int, int]:
         """(experts of this node, first of this rank among them): the columns of probs of rows."""
@@ -219,27 +278,31 @@ class HybridEPBuffer:
                  topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
                  num_of_experts: Optional[int] = None, probs: Optional[torch.Tensor] = None,
                  routing_map: Optional[torch.Tensor] = None, num_dispatched_tokens_tensor: Any = None,
-                 num_dispatched_tokens: Optional[int] = None, handle: Optional[HybridEPHandle] = None) -> _Dispatched:
+                 num_dispatched_tokens: Optional[int] = None, handle: Optional[HybridEPHandle] = None,
+                 num_of_tokens_per_rank: Optional[int] = None) -> _Dispatched:
         """Sends each token once to each rank of its experts. Returns (rows by source rank and token, f32 probs [rows,
         experts of this node] or None, scales or None, handle). Probs of other ranks' experts are 0. With a handle, its
         routing is used again. With num_dispatched_tokens, the number of rows, nothing waits on the host."""
         x = hidden.contiguous() if scaling_factor is None else (hidden.contiguous(), scaling_factor)
+        self._unused(num_dispatched_tokens_tensor=(num_dispatched_tokens_tensor is not None, False))
         if handle is not None:
-            if handle.recv_topk_idx is None:
-                raise wrong("handle", "the handle of a dispatch()", "that of a dispatch_with_permute()")
-            weights = None if probs is None else _weights_of(probs.float(), handle.topk_idx)
-            rows, idx, got, _handle, _event = self._elastic.dispatch(x, topk_weights=weights, handle=handle.elastic,
+            routing = routing_of(handle, False)
+            assert routing.recv_topk_idx is not None
+            weights = _weights(probs, topk_weights, routing.topk_idx)
+            rows, idx, got, _handle, _event = self._elastic.dispatch(x, topk_weights=weights, handle=routing.elastic,
                                                                      num_sms=self._sms[0])
             data, scales = rows if isinstance(rows, tuple) else (rows, None)
-            return data, self._spread(got, handle.recv_topk_idx), scales, handle
+            return data, self._spread(got, routing.recv_topk_idx), scales, handle
         waits = num_dispatched_tokens is None
         count = None if waits else checks.positive("num_dispatched_tokens", num_dispatched_tokens, 0)
+        slots = self._slots(hidden, num_of_tokens_per_rank, waits)
         idx, weights, experts = self._routing(hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts,
                                               not waits)
         (data, scales), got, recv_idx, elastic = self._dispatch(x, idx, weights, experts, 1, count, waits, False)
         if waits:
             _check_most(routing_map)
-        return data, self._spread(got, recv_idx), scales, HybridEPHandle(elastic, idx, experts, None, recv_idx)
+        return data, self._spread(got, recv_idx), scales, make_handle(
+            Routing(elastic, idx, experts, slots, None, recv_idx))
 
     def _spread(self, weights: Optional[torch.Tensor], recv_idx: torch.Tensor) -> Optional[torch.Tensor]:
         if weights is None:
@@ -251,29 +314,30 @@ class HybridEPBuffer:
                 handle: Optional[HybridEPHandle] = None) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """Sends the rows of a dispatch() back and sums those of each token, without weights. Returns ([T, H], f32
         [T, E] of the probs of rows, or None)."""
-        if not isinstance(handle, HybridEPHandle) or handle.recv_topk_idx is None:
-            raise wrong("handle", "the handle of a dispatch()", type(handle).__name__)
+        routing = routing_of(handle, False)
+        assert routing.recv_topk_idx is not None
         weights = None
         if probs is not None:
-            at = torch.where(handle.recv_topk_idx < 0, -1, handle.recv_topk_idx + self._columns()[1])
+            at = torch.where(routing.recv_topk_idx < 0, -1, routing.recv_topk_idx + self._columns()[1])
             weights = _weights_of(probs.float(), at.long())
-        return self._combine(hidden, handle, weights)
+        return self._combine(hidden, routing, weights)
 
-    def _combine(self, hidden: torch.Tensor, handle: HybridEPHandle,
+    def _combine(self, hidden: torch.Tensor, routing: Routing,
                  weights: Optional[torch.Tensor]) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        combined, back, _event = self._elastic.combine(hidden.contiguous(), handle.elastic, weights,
+        combined, back, _event = self._elastic.combine(hidden.contiguous(), routing.elastic, weights,
                                                        num_sms=self._sms[1])
-        return combined, None if back is None else probs_of_weights(back, handle.topk_idx, handle.num_experts)
+        return combined, None if back is None else probs_of_weights(back, routing.topk_idx, routing.num_experts)
 
     def combine_with_unpermute(self, *, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None,
                                handle: Optional[HybridEPHandle] = None, pad_multiple: Optional[int] = None,
-                               fuse_unpermute_combine: bool = False, num_dispatched_tokens: Any = None) -> Tuple[
-                                   torch.Tensor, Optional[torch.Tensor]]:
+                               fuse_unpermute_combine: bool = False, num_dispatched_tokens: Any = None,
+                               non_blocking: bool = False) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """Sends rows back and sums those of each token, without weights. Returns (bf16 [T, H], f32 [T, E] of the probs
-        of rows, or None)."""
-        if not isinstance(handle, HybridEPHandle) or handle.tokens_per_expert is None:
-            raise wrong("handle", "the handle of a dispatch_with_permute()", type(handle).__name__)
-        return self._combine(hidden, handle, None if probs is None else probs.reshape(-1).float().contiguous())
+        of rows, or None). Nothing waits on the host, with and without non_blocking."""
+        self._unused(fuse_unpermute_combine=(bool(fuse_unpermute_combine), False),
+                     num_dispatched_tokens=(num_dispatched_tokens is not None, False))
+        return self._combine(hidden, routing_of(handle, True),
+                             None if probs is None else probs.reshape(-1).float().contiguous())
 
 
 def _check_most(routing_map: Optional[torch.Tensor]) -> None:

@@ -58,6 +58,19 @@ def no_sync(world: World) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode("default")
 
 
+def check_fields(world: World, work: Work, handle: Any, length: int, places: Optional[List[Any]] = None) -> None:
+    """What DeepEP's own tests read of a handle."""
+    me, local = world.rank, work.local
+    sources, tokens = work.flat(me)[:2]
+    lines = [(s, t) for s, t in zip(sources.tolist(), tokens.tolist())]
+    assert len(handle) == length and isinstance(handle, tuple) and int(handle[3]) == len(lines)
+    want = torch.stack([routing_map(work, s)[t, me * local:(me + 1) * local] for s, t in lines] or [
+        torch.zeros(local, dtype=torch.bool)])[:len(lines)]
+    assert torch.equal(handle[4][:len(lines)].cpu(), want), (handle[4], want)
+    if places is not None:
+        assert handle[7].tolist() == want.sum(0).tolist() and not handle[-1].item()
+
+
 def check(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, pad: int, by_index: bool, more: int) -> None:
     """Dispatch, dispatch by handle, combine with and without probs."""
     me = world.rank
@@ -78,9 +91,14 @@ def check(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, pad: int, by
             hidden=x, pad_multiple=pad if pad > 1 else None, num_of_experts_per_rank=work.local, **given)
     assert scales is None and per_expert.tolist() == counts and got.shape[0] == got_probs.shape[0] == total
     assert same_bits(got[:len(places)], rows) and not got[len(places):].any()
-    assert torch.equal(got_probs[:len(places)].cpu(), probs)
-    again = buffer.dispatch_with_permute(hidden=world.to(work.x[me]), handle=handle)
-    assert same_bits(again[0], got) and again[4] is handle
+    assert torch.equal(got_probs[:len(places)].cpu(), probs) and not got_probs[len(places):].any()
+    check_fields(world, work, handle, 12, places)
+    given = {key: value for key, value in given.items() if key in ("probs", "topk_idx", "topk_weights")}
+    again = buffer.dispatch_with_permute(hidden=world.to(work.x[me]), handle=handle, num_permuted_tokens=total,
+                                         fuse_permute_dispatch=True, **given)
+    assert same_bits(again[0], got) and again[4] is handle and torch.equal(again[1], got_probs)
+    again = buffer.dispatch_with_permute(hidden=world.to(work.x[me]), handle=tuple(handle))
+    assert same_bits(again[0], got) and again[1] is None
     combined, none = buffer.combine_with_unpermute(hidden=got, handle=handle, pad_multiple=pad)
     assert none is None
     # Every row returns as it was: a token times the number of its experts; and each prob to its place.
@@ -104,6 +122,7 @@ def check_flat(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, waits: 
     for i, (s, t) in enumerate(zip(sources.tolist(), tokens.tolist())):
         want[i, first:first + work.local] = probs_of(work, s)[t, me * work.local:(me + 1) * work.local]
     assert torch.equal(got_probs.cpu(), want)
+    check_fields(world, work, handle, 8)
     again = buffer.dispatch(world.to(work.x[me]), probs=given["probs"], handle=handle)
     assert same_bits(again[0], rows) and torch.equal(again[1].cpu(), want) and again[3] is handle
     combined, back = buffer.combine(got, got_probs * 2, handle)
@@ -122,7 +141,7 @@ def test_hybrid(world: World) -> None:
             sizes = buffer.configurer.buffer_config  # torchtitan reads them before each step
             assert sizes.hidden_dim == 128 and sizes.num_of_experts_per_rank == 3
             assert sizes.max_num_of_tokens_per_rank >= 4 and sizes.num_of_nodes == (1 if nodes == "0" else 2)
-            for pad, by_index, more in ((1, False, 0), (16, False, 0), (8, True, 0), (1, False, 7)):
+            for pad, by_index, more in ((1, False, 0), (8, True, 0), (1, False, 7)):
                 check(world, buffer, work, pad, by_index, more)
             for waits in (True, False):
                 check_flat(world, buffer, work, waits)
@@ -145,6 +164,22 @@ def test_hybrid_errors(world: World) -> None:
             ("handle", lambda: buffer.combine_with_unpermute(hidden=x))):
         with refused(what):
             call()
+
+
+def test_hybrid_grows(world: World) -> None:
+    """A rank with more tokens than the buffer was made for, known to others or not."""
+    with environment(EPX_DEEP_EP_MAX_TOKENS="8"):
+        work = Work(world.nranks, 20, 128, 3 * world.nranks, 4, seed=34)
+        buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 4, 3)
+        assert buffer.max_num_of_tokens_per_rank == 8
+        small = Work(world.nranks, 4, 128, 3 * world.nranks, 4, seed=35)
+        x = world.to(small.x[world.rank])
+        old = buffer.dispatch_with_permute(hidden=x, routing_map=world.to(routing_map(small, world.rank)))
+        check(world, buffer, work, 1, False, 0)
+        assert buffer.max_num_of_tokens_per_rank == 32 and buffer.configurer.buffer_config[1] == 32
+        assert same_bits(buffer.dispatch_with_permute(hidden=x, handle=old[4])[0], old[0])
+        check(world, buffer, work, 1, False, 7)
+        world.meet()
 
 
 def test_hybrid_recovers(world: World) -> None:
