@@ -255,7 +255,7 @@ def other_build(name):
                                   "-DEPX_COST_OPTIONS=-O0", quickly]),
         # UBSan looks at the kernels in the CPU device; it would take 8 s more to compile the simulation's, too.
         "address": ("build-asan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=address", quickly,
-                                   "-DEPX_SIM_OPTIONS=-fno-sanitize=undefined"]),
+                                   "-DEPX_SIM_OPTIONS=-fno-sanitize=undefined;-O0"]),
         # The simulation has one thread: its tests do not run here.
         "thread": ("build-tsan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=thread", quickly,
                                   "-DEPX_SIM_OPTIONS=-fno-sanitize=all;-O0"]),
