@@ -89,9 +89,9 @@ void group_marks_open(struct epx_group *group)
         log_line(LOG_WARN, "EPX_TRACE: no memory for marks of kernels");
         return;
     }
-    m->copy->slots = (uint32_t)group->set.sig_slots;
-    m->copy->depth = signal_depth(group->set.sig_slots);
-    m->signals = m->copy->slots * m->copy->depth * SIG_COUNT;
+    m->copy->head.slots = (uint32_t)group->set.sig_slots;
+    m->copy->head.depth = signal_depth(group->set.sig_slots);
+    m->signals = m->copy->head.slots * m->copy->head.depth * SIG_COUNT;
     if (ops->copy(group->device, memory, m->copy, offsetof(struct kernel_marks, signals)) != EPX_OK ||
         compare_clocks(group, "when the group begins")) {
         ops->mem_free(group->device, memory);
@@ -176,23 +176,23 @@ static void take_launch(struct epx_group *group, uint64_t i, uint32_t n)
     m->operation = NO_OPERATION;
 }
 
-/* Marks m->taken to m->copy->next - 1. Where older ones were overwritten, the first whole operation comes first. */
+/* Marks m->taken to the last one. Where older ones were overwritten, the first whole operation comes first. */
 static void take_marks(struct epx_group *group)
 {
     struct group_marks *m = &group->marks;
     uint64_t i = m->taken;
 
-    if (m->copy->next - i > MARKS_KEPT) {
+    if (m->copy->head.next - i > MARKS_KEPT) {
         log_line(LOG_WARN, "EPX_TRACE: of %llu marks of kernels the last %d are kept",
-                 (unsigned long long)m->copy->next, MARKS_KEPT);
-        i = m->copy->next - MARKS_KEPT;
+                 (unsigned long long)m->copy->head.next, MARKS_KEPT);
+        i = m->copy->head.next - MARKS_KEPT;
         m->operation = NO_OPERATION;
     }
-    while (i < m->copy->next) {
+    while (i < m->copy->head.next) {
         const struct mark *launch = mark_at(m, i);
         const uint32_t n = launch->more & 0xff;
 
-        if (MARK_TYPE(launch->what) != MARK_LAUNCH || i + n + 2 > m->copy->next ||
+        if (MARK_TYPE(launch->what) != MARK_LAUNCH || i + n + 2 > m->copy->head.next ||
             MARK_TYPE(mark_at(m, i + n + 1)->what) != MARK_ENDED || MARK_B(launch->what) >= KERNEL_COUNT) {
             i++;
             continue;
@@ -205,7 +205,7 @@ static void take_marks(struct epx_group *group)
             take_launch(group, i, n);
         i += n + 2;
     }
-    m->taken = m->copy->next;
+    m->taken = m->copy->head.next;
 }
 
 static void take_signals(struct epx_group *group)
@@ -215,20 +215,21 @@ static void take_signals(struct epx_group *group)
 
     for (uint32_t i = 0; i < m->signals; i++) {
         const struct mark_signal *s = &m->copy->signals[i];
-        const uint32_t row = i / m->copy->depth;
+        const uint32_t row = i / m->copy->head.depth;
 
         if (s->ns <= m->signals_ns)
             continue;
         last = s->ns > last ? s->ns : last;
         add(group, m->track,
-            (struct trace_event){.begin_ns = s->ns,
-                                 .category = "signal",
-                                 .name = "signal",
-                                 .of = phase_name(PHASE_COUNT - SIG_COUNT + (int)(row / m->copy->slots)),
-                                 .what = TRACE_WHAT(row / m->copy->slots, row % m->copy->slots, (uint32_t)s->value),
-                                 .peer = -1,
-                                 .ranks = group->nranks,
-                                 .kind = TRACE_SIGNAL});
+            (struct trace_event){
+                .begin_ns = s->ns,
+                .category = "signal",
+                .name = "signal",
+                .of = phase_name(PHASE_COUNT - SIG_COUNT + (int)(row / m->copy->head.slots)),
+                .what = TRACE_WHAT(row / m->copy->head.slots, row % m->copy->head.slots, (uint32_t)s->value),
+                .peer = -1,
+                .ranks = group->nranks,
+                .kind = TRACE_SIGNAL});
     }
     m->signals_ns = last;
 }
@@ -239,10 +240,10 @@ void group_marks_take(struct epx_group *group)
 
     if (!m->device || group->device->ops->copy(group->device, m->copy, m->device, sizeof(*m->copy)) != EPX_OK)
         return;
-    if (m->copy->lost > m->lost)
+    if (m->copy->head.lost > m->lost)
         log_line(LOG_WARN, "EPX_TRACE: %llu marks did not fit into those of their launches",
-                 (unsigned long long)(m->copy->lost - m->lost));
-    m->lost = m->copy->lost;
+                 (unsigned long long)(m->copy->head.lost - m->lost));
+    m->lost = m->copy->head.lost;
     take_marks(group);
     take_signals(group);
 }

@@ -48,6 +48,7 @@
  * o AG_GLANCED(ag, phase, last, kind, slot, value)   ... and has found this signal of all of them; each lane: whom it
  *                                    missed last, or -1
  * o AG_SIGNALS(ag, g, kind, slot, value)     this signal is given to all peers now
+ * o AG_SIGNALLED(ag, kind, slot, value)      ... and has been given to those of this node
  * o AG_GONE(ag, g)                   simulation: a rank of the node that has given up, or -1; behind the last read
  * o AG_LOOKED(ag, g, gone, failed)   simulation: this agent has looked whether its operation has failed
  * o AG_HEARD(ag, g, scope, kind, slot, value)   simulation: all active peers of this scope have given this signal
@@ -174,6 +175,9 @@
 #define AG_WAITS(ag, phase, peer) ((void)(ag), (void)(phase), (void)(peer))
 #define AG_WAITS_SIGNAL(ag, kind, slot, value) ((void)0)
 #define AG_SIGNALS(ag, g, kind, slot, value) ((void)0)
+#endif
+#ifndef AG_SIGNALLED
+#define AG_SIGNALLED(ag, kind, slot, value) ((void)0)
 #endif
 #ifndef AG_TRACED
 #define AG_TRACED(ag) 0

@@ -5,8 +5,9 @@
  *
  *   agent 0           adds marks to a list in its block's memory, and stores the list behind the others' when the
  *                     launch ends: struct kernel_marks, in device memory. Nothing crosses a bus.
- *   its block         adds waits for signals, of whichever agent waits
- *   whoever signals   stores the time of the signal, at a place that its kind, slot and value give
+ *   its block         adds waits for signals, of whichever agent waits, to a list of their own
+ *   whoever signals   stores the time of the signal, at a place that its kind, slot and value give, behind the signal:
+ *                     peers do not wait for that store
  *   the host          reads it all when the group ends (group/marks.c)
  *
  * Launches of a group run one after the other: the list needs no lock. Without tracing the pointer is NULL.
@@ -79,16 +80,21 @@ struct mark_signal {
 };
 
 enum {
-    MARKS_OF_LAUNCH = 48, /* more are counted, and not kept */
+    MARKS_OF_PHASES = 24, /* of a launch; more are counted, and not kept */
+    MARKS_OF_WAITS = 40,  /* two for each wait */
     MARKS_KEPT = 1 << 18, /* of a group: the last ones */
     MARK_SIGNALS_KEPT = 1 << 17
 };
 
-/* In device memory. */
-struct kernel_marks {
+struct marks_head {
     uint64_t next;         /* marks so far */
     uint64_t lost;         /* those that a launch had too many of */
     uint32_t slots, depth; /* of signals: [SIG_COUNT][slots][depth], depth a power of two */
+};
+
+/* In device memory. */
+struct kernel_marks {
+    struct marks_head head;
     uint64_t reserved[5];
     struct mark_signal signals[MARK_SIGNALS_KEPT];
     struct mark ring[MARKS_KEPT];
@@ -96,14 +102,17 @@ struct kernel_marks {
 
 EPX_STATIC_ASSERT(offsetof(struct kernel_marks, signals) % sizeof(struct mark_signal) == 0, "stored by pair_store");
 
-/* Of one launch, in memory of the block that has agent 0. */
+/* Of one launch, in the memory of each block. */
 struct launch_marks {
-    struct kernel_marks *to;
-    uint64_t next, began_ns;
-    uint32_t what, more;
-    int32_t count;
+    struct kernel_marks *to; /* NULL: nothing is traced */
+    struct marks_head head;  /* of *to, when the launch began */
+    int32_t is_first;        /* this block has agent 0, and what follows */
+    int32_t nphases, nwaits; /* marks of each; they may be more than there is room for */
     int32_t reserved;
-    struct mark list[MARKS_OF_LAUNCH];
+    struct mark waits[1 + MARKS_OF_WAITS]; /* the first one is MARK_LAUNCH */
+    struct mark phases[MARKS_OF_PHASES + 1];
 };
+
+EPX_STATIC_ASSERT(MARKS_OF_PHASES + MARKS_OF_WAITS < 256, "MARK_LAUNCH has a byte for the number of marks");
 
 #endif

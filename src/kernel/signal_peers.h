@@ -71,6 +71,7 @@ KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum sco
         if (AG_BELLS && signals_complete(ag, g, p, kind, slot, value))
             ag_ring(ag, &control_of(g, p)->bell);
     }
+    AG_SIGNALLED(ag, kind, slot, value);
     if (!has_nodes(g) || scope == SCOPE_NODE)
         return;
     /* Ring by ring: one push for up to 32 ranks, not one for each. */

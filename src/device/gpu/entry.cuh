@@ -17,16 +17,7 @@ template <typename params> struct smem_copy {
     struct handle_dev h;
     char *heap[SMEM_RANKS];
     int32_t mask[SMEM_RANKS];
-#if FLAVOUR_MARKS
-    struct launch_marks marks;
-#endif
 };
-
-#if FLAVOUR_MARKS
-#define SMEM_MARKS(smem) (&(smem).marks)
-#else
-#define SMEM_MARKS(smem) NULL
-#endif
 
 KFN void copy_words(void *to, const void *from, size_t bytes)
 {
@@ -34,9 +25,9 @@ KFN void copy_words(void *to, const void *from, size_t bytes)
         ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
 }
 
-/* `marks`: of the block, or NULL where a kernel has none. */
+/* `marks`: NULL where a kernel has none. */
 KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *arrived, int32_t *counts,
-                    struct launch_marks *marks)
+                    struct kernel_marks *marks)
 {
     grid_wait(); /* what came before in the stream is done, and visible */
     words_begin(info.relaxed_words);
@@ -57,10 +48,7 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
         if (ag->ring)
             ring_begin(ag->ring);
 #if FLAVOUR_MARKS
-        ag->kept = marks ? info.marks : NULL;
-        ag->marks = ag->phases = NULL;
-        if (ag->kept)
-            marks_begin(ag, info, marks);
+        marks_begin(ag, info, marks);
 #else
         (void)marks;
 #endif
@@ -74,6 +62,10 @@ KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given, const
     copy_words(&smem->p, &given, sizeof(given));
     copy_words(&smem->g, given.g, sizeof(smem->g));
     copy_words(&smem->h, given.h, sizeof(smem->h));
+#if FLAVOUR_MARKS
+    if (info.marks)
+        copy_words(&block_marks.head, &info.marks->head, sizeof(block_marks.head));
+#endif
     __syncthreads();
     const int fits = smem->g.nranks <= SMEM_RANKS;
     if (fits) {
@@ -113,25 +105,25 @@ KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given, const
         space::verb(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info)
 
 #if FLAVOUR_MARKS
-#define KERNEL_MARKS_END(agent) ((agent)->marks ? marks_end(agent) : (void)0)
+#define KERNEL_MARKS_END() (block_marks.is_first && threadIdx.x < WARP ? marks_end() : (void)0)
 #else
-#define KERNEL_MARKS_END(agent) ((void)0)
+#define KERNEL_MARKS_END() ((void)0)
 #endif
 
 /* `counts`: a __shared__ array for the tables of routing, or NULL where there is none. */
-#define CUDA_KERNEL(space, verb, name, counts)                           \
-    CUDA_ENTRY(space, verb, name)                                        \
-    {                                                                    \
-        __shared__ struct smem_copy<struct name##_params> smem;          \
-        struct agent *agent = &smem.agent[threadIdx.x / WARP];           \
-        make_agent(agent, info, smem.arrived, counts, SMEM_MARKS(smem)); \
-        copy_to_smem(&smem, params, info);                               \
-        if (agent->index < agent->count)                                 \
-            kernel_##name(agent, &smem.p);                               \
-        grid_next();                                                     \
-        KERNEL_MARKS_END(agent);                                         \
-        if (threadIdx.x == 0 && smem.g.is_watched)                       \
-            times_end(smem.g.times, info.mark_what);                     \
+#define CUDA_KERNEL(space, verb, name, counts)                     \
+    CUDA_ENTRY(space, verb, name)                                  \
+    {                                                              \
+        __shared__ struct smem_copy<struct name##_params> smem;    \
+        struct agent *agent = &smem.agent[threadIdx.x / WARP];     \
+        make_agent(agent, info, smem.arrived, counts, info.marks); \
+        copy_to_smem(&smem, params, info);                         \
+        if (agent->index < agent->count)                           \
+            kernel_##name(agent, &smem.p);                         \
+        grid_next();                                               \
+        KERNEL_MARKS_END();                                        \
+        if (threadIdx.x == 0 && smem.g.is_watched)                 \
+            times_end(smem.g.times, info.mark_what);               \
     }
 
 /* Of small kernels: the parameters stay where they are. `counts` as above. */

@@ -1,44 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Marks of a GPU's kernels (kernel/marks.h). Each place is one look at a pointer in shared memory and one branch where
- * nothing is traced. Waits and signals are functions of their own; phases are not: a call, also one that is not made,
- * takes registers from what is around it.
+ * Marks of a GPU's kernels (kernel/marks.h). Each place is one look at a word in shared memory and one branch where
+ * nothing is traced. What a mark adds is on the way of the operation, and low latency counts it:
+ *
+ *   phases    one thread adds them: no atomics, and no more than a load, a clock and three stores in shared memory,
+ *             whose address the compiler knows. Not a function of its own: a call, also one that is not made, takes
+ *             registers from what is around it.
+ *   signals   the time is taken before the signal and stored behind it: the release of the signal would wait for that
+ *             store. What is needed to find its place came with the parameters.
+ *   the end   stores, and no loads from memory.
  */
 #ifndef EPX_DEVICE_GPU_MARKS_CUH
 #define EPX_DEVICE_GPU_MARKS_CUH
 
-#define AG_MARK(ag, name) ((ag)->phases ? mark_phase(ag, name) : (void)0)
-#define AG_WAITS(ag, phase, peer) ((ag)->marks ? mark_waits(ag, phase, peer) : (void)0)
-#define AG_WAITS_SIGNAL(ag, kind, slot, value) ((ag)->marks ? mark_waits_signal(ag, kind, slot, value) : (void)0)
-#define AG_GLANCES_BEGIN(ag) ((ag)->marks ? mark_glances(ag) : (void)0)
+static __shared__ struct launch_marks block_marks;
+
+#define AG_MARK(ag, name) (threadIdx.x == 0 && block_marks.is_first ? mark_phase(ag, name) : (void)0)
+#define AG_WAITS(ag, phase, peer) (block_marks.is_first ? mark_waits(ag, phase, peer) : (void)0)
+#define AG_WAITS_SIGNAL(ag, kind, slot, value) \
+    (block_marks.is_first ? mark_waits_signal(ag, kind, slot, value) : (void)0)
+#define AG_GLANCES_BEGIN(ag) (block_marks.is_first ? mark_glances(ag) : (void)0)
 #define AG_GLANCED(ag, phase, last, kind, slot, value) \
-    ((ag)->marks ? mark_glanced(ag, phase, last, kind, slot, value) : (void)0)
-#define AG_SIGNALS(ag, g, kind, slot, value) ((ag)->kept ? mark_signal(ag, kind, slot, value) : (void)0)
+    (block_marks.is_first ? mark_glanced(ag, phase, last, kind, slot, value) : (void)0)
+#define AG_SIGNALS(ag, g, kind, slot, value) (block_marks.to ? mark_signals(ag) : (void)0)
+#define AG_SIGNALLED(ag, kind, slot, value) (block_marks.to ? mark_signalled(ag, kind, slot, value) : (void)0)
 
-/* Room for n marks, for one lane; NULL: the launch has too many. */
-KFN struct mark *marks_take(struct launch_marks *m, int n)
-{
-    const int at = atomicAdd(&m->count, n);
-
-    if (at + n <= MARKS_OF_LAUNCH)
-        return &m->list[at];
-    if (at < MARKS_OF_LAUNCH)
-        m->list[at].what = MARK_NONE;
-    return NULL;
-}
-
-/* All lanes of the first agent. */
+/* The first thread of the first block. Marks that are too many share the place that is for the end. */
 KFN void mark_phase(struct agent *ag, int name)
 {
-    struct mark *mark = lane_id() == 0 ? marks_take(ag->phases, 1) : NULL;
+    const int n = block_marks.nphases;
+    struct mark *mark = &block_marks.phases[n < MARKS_OF_PHASES ? n : MARKS_OF_PHASES];
 
-    if (lane_id() == 0)
-        ag->wait_since_ns = 0;
-    if (mark) {
-        mark->ns = clock_global();
-        mark->what = MARK_WHAT(MARK_PHASE, name, 0);
-        mark->more = 0;
-    }
+    mark->ns = clock_global();
+    mark->what = MARK_WHAT(MARK_PHASE, name, 0);
+    mark->more = 0;
+    block_marks.nphases = n + 1;
+    ag->wait_since_ns = 0;
 }
 
 KFN_STEP void mark_waits(struct agent *ag, int phase, int peer)
@@ -61,10 +58,11 @@ KFN_STEP void mark_waits_signal(struct agent *ag, int kind, int slot, uint64_t v
 /* One lane; a wait that is over. */
 KFN void mark_span(struct agent *ag, uint64_t since_ns)
 {
-    struct mark *mark = marks_take(ag->marks, 2);
+    const int at = atomicAdd(&block_marks.nwaits, 2);
 
-    if (!mark)
+    if (at + 2 > MARKS_OF_WAITS)
         return;
+    struct mark *mark = &block_marks.waits[1 + at];
     mark[0].ns = since_ns;
     mark[0].what = MARK_WHAT(MARK_WAIT, ag->wait_phase, ag->wait_peer & 0xffff);
     mark[0].more = ag->wait_kind < 0 ? 0 : (uint32_t)(ag->wait_kind + 1) | (uint32_t)ag->wait_slot << 8;
@@ -82,7 +80,7 @@ KFN_STEP void mark_waited(struct agent *ag, uint64_t start_ns)
     ag->wait_since_ns = 0;
 }
 
-KFN_STEP void mark_glances(struct agent *ag)
+KFN void mark_glances(struct agent *ag)
 {
     if (lane_id() == 0)
         ag->wait_since_ns = clock_global();
@@ -108,57 +106,61 @@ KFN_STEP void mark_glanced(struct agent *ag, int phase, int last, int kind, int 
 }
 
 /* Before the words are stored: whoever sees one has a later time. */
-KFN_STEP void mark_signal(struct agent *ag, int kind, int slot, uint64_t value)
+KFN void mark_signals(struct agent *ag)
 {
-    struct kernel_marks *m = ag->kept;
-    const uint64_t row = (uint64_t)kind * m->slots + (uint64_t)slot;
-
-    if (lane_id() == 0 && (uint32_t)slot < m->slots)
-        pair_store(&m->signals[row * m->depth + (value & (m->depth - 1))], clock_global(), value);
+    if (lane_id() == 0)
+        ag->signal_ns = clock_global();
     __syncwarp(); /* the other lanes give the signal after this time */
 }
 
-/* Lane 0 of each agent. The place in the ring is asked for now, and there when the launch ends. */
-KFN void marks_begin(struct agent *ag, const struct launch_info &info, struct launch_marks *m)
+KFN void mark_signalled(struct agent *ag, int kind, int slot, uint64_t value)
 {
-    if (blockIdx.x != 0)
-        return;
-    ag->marks = m;
+    const uint32_t slots = block_marks.head.slots, depth = block_marks.head.depth;
+    const uint32_t row = (uint32_t)kind * slots + (uint32_t)slot; /* MARK_SIGNALS_KEPT in all */
+
+    if (lane_id() == 0 && (uint32_t)slot < slots)
+        pair_store(&block_marks.to->signals[row * depth + ((uint32_t)value & (depth - 1))], ag->signal_ns, value);
+}
+
+/* Lane 0 of each agent. block_marks.head comes with the parameters (entry.cuh). */
+KFN void marks_begin(struct agent *ag, const struct launch_info &info, struct kernel_marks *marks)
+{
     ag->wait_since_ns = ag->wait_value = 0;
     ag->wait_phase = PHASE_NONE;
     ag->wait_peer = ag->wait_kind = -1;
     ag->wait_slot = 0;
-    if (ag->index != 0)
+    if (threadIdx.x != 0)
         return;
-    ag->phases = m;
-    m->to = info.marks;
-    m->next = info.marks->next;
-    m->began_ns = clock_global();
-    m->what = info.mark_what;
-    m->more = (uint32_t)info.stage;
-    m->count = 0;
+    block_marks.to = marks;
+    block_marks.is_first = marks && blockIdx.x == 0;
+    block_marks.nphases = block_marks.nwaits = 0;
+    block_marks.waits[0].ns = clock_global();
+    block_marks.waits[0].what = info.mark_what;
+    block_marks.waits[0].more = (uint32_t)info.stage << 8;
 }
 
-/* All lanes of an agent of the first block. */
-KFN_STEP void marks_end(struct agent *ag)
+/* All lanes of the first agent. */
+KFN_STEP void marks_end(void)
 {
-    struct launch_marks *m = ag->marks;
-
-    if (ag->index != 0)
-        return;
     __syncwarp();
-    const int n = m->count < MARKS_OF_LAUNCH ? m->count : MARKS_OF_LAUNCH;
-    ROLLED
-    for (int i = lane_id(); i < n; i += WARP)
-        m->to->ring[(m->next + 1 + (uint64_t)i) % MARKS_KEPT] = m->list[i];
+    struct launch_marks *const m = &block_marks;
+    const int p = m->nphases < MARKS_OF_PHASES ? m->nphases : MARKS_OF_PHASES;
+    const int w = m->nwaits < MARKS_OF_WAITS ? m->nwaits : MARKS_OF_WAITS;
+    const uint64_t next = m->head.next, all = (uint64_t)w + (uint64_t)p + 2;
+
+    __syncwarp();
     if (lane_id() == 0) {
-        const struct mark begin = {m->began_ns, m->what, m->more << 8 | (uint32_t)n};
         const struct mark end = {clock_global(), MARK_WHAT(MARK_ENDED, 0, 0), 0};
-        m->to->ring[m->next % MARKS_KEPT] = begin;
-        m->to->ring[(m->next + 1 + (uint64_t)n) % MARKS_KEPT] = end;
-        m->to->lost += (uint64_t)(m->count - n);
-        m->to->next = m->next + 2 + (uint64_t)n;
+        m->phases[p] = end;
+        m->waits[0].more |= (uint32_t)(w + p);
+        m->to->head.next = next + all;
+        if (m->nphases > p || m->nwaits > w)
+            m->to->head.lost += (uint64_t)(m->nphases - p + m->nwaits - w);
     }
+    __syncwarp();
+    ROLLED
+    for (int i = lane_id(); i < (int)all; i += WARP)
+        m->to->ring[(next + (uint64_t)i) % MARKS_KEPT] = i <= w ? m->waits[i] : m->phases[i - 1 - w];
 }
 
 #endif

@@ -60,16 +60,14 @@ struct agent {
     char *scratch; /* of this agent */
     size_t scratch_bytes;
     uint64_t waits, wait_ns;
-    uint32_t *arrived;           /* of the block, [BLOCK_POINTS]: its agents that have come to each point */
-    uint32_t block_agents;       /* agents of the block */
-    int32_t *counts;             /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
-    char *ring;                  /* RING_BYTES of this agent, or NULL */
-    unsigned ring_next;          /* the number of the next batch that is fetched to it */
-#if FLAVOUR_MARKS                /* kernel/marks.h */
-    struct launch_marks *marks;  /* of the block that has agent 0; NULL in the others, and without tracing */
-    struct launch_marks *phases; /* the same, NULL for all agents but the first */
-    struct kernel_marks *kept;   /* in all blocks */
-    uint64_t wait_since_ns, wait_value;
+    uint32_t *arrived;     /* of the block, [BLOCK_POINTS]: its agents that have come to each point */
+    uint32_t block_agents; /* agents of the block */
+    int32_t *counts;       /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
+    char *ring;            /* RING_BYTES of this agent, or NULL */
+    unsigned ring_next;    /* the number of the next batch that is fetched to it */
+#if FLAVOUR_MARKS          /* kernel/marks.h */
+    uint64_t signal_ns;
+    uint64_t wait_since_ns, wait_value; /* in the block that has agent 0, as the next line */
     int wait_phase, wait_peer, wait_kind, wait_slot;
 #endif
 };
@@ -120,9 +118,9 @@ KFN uint64_t from_first(uint64_t v, lanes_t here)
 
 #if FLAVOUR_MARKS
 #include "device/gpu/marks.cuh"
-#define AGENT_MARKS(ag) ((ag)->marks)
+#define BLOCK_KEEPS_WAITS (block_marks.is_first)
 #else
-#define AGENT_MARKS(ag) ((struct launch_marks *)NULL)
+#define BLOCK_KEEPS_WAITS 0
 #define mark_waited(ag, start_ns) ((void)(start_ns))
 #endif
 
@@ -489,13 +487,13 @@ KFN_STEP enum wait_result ag_wait_ge(struct agent *ag, const uint64_t *word, uin
     if (lane_id() == 0 && (int64_t)(word_relaxed(word) - target) < 0) {
         /* Only agent 0 keeps count: the others mostly wait for it, and their counts would be so many more words to add
          * up across the bus. */
-        const uint64_t start = ag->index == 0 || AGENT_MARKS(ag) ? clock_global() : 0;
+        const uint64_t start = ag->index == 0 || BLOCK_KEEPS_WAITS ? clock_global() : 0;
         result = wait_slow(word, target, timeout_ns, ag->abort_word, ag_block_index(ag) == 0);
         if (ag->index == 0) {
             ag->waits++;
             ag->wait_ns += clock_global() - start;
         }
-        if (AGENT_MARKS(ag))
+        if (BLOCK_KEEPS_WAITS)
             mark_waited(ag, start);
     }
     /* Acquire: pairs with the release of whoever advanced the word (also of the abort word, by its reader). */
