@@ -5,7 +5,7 @@ import gc
 import os
 import re
 import time
-from typing import Any, Iterator
+from typing import Any, Iterator, Set
 
 import deep_ep
 import torch
@@ -95,6 +95,19 @@ def heaps() -> int:
     return nbytes
 
 
+def heap_files() -> Set[int]:
+    """The heaps that this process has created and not freed."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "epx-heap" in os.readlink("/proc/self/fd/" + name):
+                status = os.stat("/proc/self/fd/" + name)
+                found |= {status.st_ino} if status.st_size > 1 << 20 else set()
+        except OSError:
+            pass
+    return found
+
+
 def gpu_memory(world: World) -> int:
     """Bytes of the GPU that all ranks have together, without what torch has reserved for its own tensors."""
     torch.cuda.synchronize()
@@ -160,3 +173,31 @@ def test_a_buffer_takes_what_it_is_given(world: World) -> None:
             while heaps() > others + held // 8 and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert heaps() <= others + held // 8, (heaps(), others, held)
+
+
+def test_memory_stays_until_all_ranks_have_unmapped_it(world: World) -> None:
+    """Where ranks tell each other, as on a GPU. A rank that ends a buffer alone does not wait for the others."""
+    world.only("cpu")
+    work = Work(world.nranks, 16, 64, 2 * world.nranks, 2, seed=7)
+    with environment(EPX_GIVEBACK="1", EPX_DEEP_EP_MAX_TOKENS="16"):
+        stays, goes = (deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True) for _ in range(2))
+        exchange(world, stays, work)
+        before = heap_files()
+        exchange(world, goes, work)
+        own = heap_files() - before
+        assert len(own) == 1
+        world.meet()
+        late = world.rank == world.nranks - 1
+        if not late:
+            start = time.monotonic()
+            goes.destroy()
+            assert own <= heap_files() and time.monotonic() - start < 5
+        world.meet()
+        if late:
+            goes.destroy()
+            assert not own & heap_files()  # all others have unmapped it
+        first = heap_files() - own
+        exchange(world, stays, Work(world.nranks, 40, 64, 2 * world.nranks, 2, seed=8))
+        assert not own & heap_files() and len(heap_files()) == len(first)
+        stays.destroy()
+        assert not (heap_files() - before)

@@ -37,7 +37,8 @@ enum {
     DEVICE_HOST_HEAP = 4,       /* the host can read and write heaps directly */
     DEVICE_EXPORTS_REGIONS = 8, /* callers' own memory is exported to the ranks of the node unless EPX_REGISTER=0 */
     DEVICE_GRAPHS = 16,         /* graph_begin to graph_destroy work */
-    DEVICE_MARKS = 32           /* launches keep marks in struct device.marks; else agents add to the trace at once */
+    DEVICE_MARKS = 32,          /* launches keep marks in struct device.marks; else agents add to the trace at once */
+    DEVICE_LENT_HEAPS = 64      /* a heap must not be freed while a peer has it mapped (group/giveback.h) */
 };
 
 enum { DEVICE_PCI = 32 };
@@ -90,6 +91,8 @@ struct device_ops {
     /* Maps a peer's heap; a peer in the same process (same pid) is used at its own address. */
     epx_status (*heap_open)(struct device *device, const struct heap_export *peer, void **base);
     void (*heap_close)(struct device *device, const struct heap_export *peer, void *base);
+    /* Frees and unmaps what mem_free() to heap_close() have kept because that waits for queued work. 0: not now. */
+    int (*release)(void);
     /* For cards: a dma-buf of a heap in the device's memory (the caller closes it); what must be done before kernels
      * are told of what a card wrote there (enum arrival_rule, device/arrivals.h); and that, if it is a flush. */
     epx_status (*heap_dmabuf)(struct device *device, const struct heap *heap, int *fd);

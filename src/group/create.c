@@ -8,6 +8,7 @@
 #include "group/alloc.h"
 #include "group/config.h"
 #include "group/fabric.h"
+#include "group/giveback.h"
 #include "group/handshake.h"
 #include "group/heap.h"
 #include "group/marks.h"
@@ -21,8 +22,19 @@
 #include "util/env.h"
 #include "util/leak.h"
 #include "util/log.h"
+#include "util/runtime.h"
 #include "util/status.h"
 #include "util/trace.h"
+
+/* Ranks of a simulation are not processes. */
+static epx_status open_ledger(struct epx_group *group)
+{
+    const int lent = (group->device->ops->caps & DEVICE_LENT_HEAPS) != 0;
+
+    if (runtime()->env || !env_int("EPX_GIVEBACK", lent, 0, 1))
+        return EPX_OK;
+    return ledger_create(group->nranks, group->rank, &group->ledger);
+}
 
 /* This rank's own part, once the nodes are known: heap with its control block, streams. */
 epx_status group_open_heap(struct epx_group *group)
@@ -34,6 +46,8 @@ epx_status group_open_heap(struct epx_group *group)
     status = heap_plan_check(&group->set, &group->plan);
     if (status == EPX_OK)
         status = group->device->ops->heap_create(group->device, group->plan.total, &group->heap);
+    if (status == EPX_OK)
+        status = open_ledger(group);
     if (status == EPX_OK && group->plan.net_bytes)
         status = group->device->ops->host_alloc(group->device, group->plan.net_bytes, &group->net_memory);
     if (status != EPX_OK)
@@ -57,6 +71,7 @@ epx_status group_open_heap(struct epx_group *group)
 static void close_memory(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
+    struct heap lent = {0};
 
     group_marks_free(group);
     group_device_destroy(group);
@@ -70,11 +85,15 @@ static void close_memory(struct epx_group *group)
     }
     if (group->net_memory)
         ops->host_free(group->device, group->net_memory);
-    if (group->heap.base)
+    if (group->ledger)
+        lent = group->heap;
+    else if (group->heap.base)
         ops->heap_destroy(group->device, &group->heap);
     if (group->stand_in.base)
         ops->heap_destroy(group->device, &group->stand_in);
     ops->close(group->device);
+    if (group->ledger)
+        giveback_keep(group->ledger, ops, &lent); /* behind close(): heaps of others are unmapped */
 }
 
 epx_status group_free(struct epx_group *group)
@@ -239,8 +258,10 @@ static epx_status connect_sides(struct epx_group *group, const struct exchange *
  * it: what it needs for these steps it has since before the first one. */
 static epx_status build(struct epx_group *group, struct exchange *exchange)
 {
-    epx_status status = heap_place_agree(group);
+    epx_status status;
 
+    (void)giveback_sweep(); /* the ranks have met: what they ended before that is unmapped */
+    status = heap_place_agree(group);
     if (status == EPX_OK)
         status = handshake_exchange(group, exchange, open_own_side(group, exchange));
     if (status == EPX_OK)

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/giveback.h"
 
+#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "util/log.h"
+#include "util/pause.h"
 #include "util/status.h"
+
+enum { LOOK_NS = 200000 };
 
 struct ledger_peer {
     struct heap_export export;
@@ -19,17 +24,20 @@ struct ledger_peer {
 
 struct ledger {
     struct heap memory; /* uint64_t closed[nranks] */
-    int nranks, rank;
-    void (*release)(void *context);
-    void *context;
+    int nranks, rank, doubt;
+    /* Of a group that has ended: */
+    const struct device_ops *ops;
+    struct heap heap;
+    int said;            /* its own words */
     struct ledger *next; /* of those that are kept */
     struct ledger_peer peers[];
 };
 
 static struct ledger *kept;
+static int nopen; /* ledgers of groups that have not ended */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-epx_status ledger_create(int nranks, struct ledger **out)
+epx_status ledger_create(int nranks, int rank, struct ledger **out)
 {
     struct ledger *ledger = calloc(1, sizeof(*ledger) + (size_t)nranks * sizeof(ledger->peers[0]));
     epx_status status;
@@ -43,15 +51,26 @@ epx_status ledger_create(int nranks, struct ledger **out)
         return status;
     }
     ledger->nranks = nranks;
+    ledger->rank = rank;
     for (int r = 0; r < nranks; r++)
         ledger->peers[r].pidfd = -1;
+    pthread_mutex_lock(&lock);
+    nopen++;
+    pthread_mutex_unlock(&lock);
     *out = ledger;
     return EPX_OK;
 }
 
-struct heap_export ledger_export(const struct ledger *ledger)
+struct ledger_address ledger_address(const struct ledger *ledger)
 {
-    return ledger->memory.export;
+    struct ledger_address address = {0};
+
+    if (!ledger)
+        return address;
+    address.address = ledger->memory.export.address;
+    address.token = ledger->memory.export.token;
+    memcpy(address.file, ledger->memory.export.opaque, sizeof(address.file));
+    return address;
 }
 
 /* It names this process as long as it is open, also when another one has got its number. */
@@ -65,21 +84,6 @@ static int open_process(int64_t pid)
 #endif
 }
 
-void ledger_add_peer(struct ledger *ledger, int rank, const struct heap_export *export)
-{
-    struct ledger_peer *peer = &ledger->peers[rank];
-    void *base = NULL;
-
-    peer->is_peer = 1;
-    peer->export = *export;
-    peer->pidfd = open_process(export->pid);
-    /* Mapped after its process was named: its file is that of a process that lived then, so the name is its own. */
-    if (cpu_device_ops.heap_open(NULL, export, &base) == EPX_OK)
-        peer->closed = base;
-    else
-        log_line(LOG_INFO, "memory that rank %d maps is kept: %s", rank, epx_last_error());
-}
-
 static void forget_peer(struct ledger_peer *peer)
 {
     if (peer->closed)
@@ -89,20 +93,44 @@ static void forget_peer(struct ledger_peer *peer)
     *peer = (struct ledger_peer){.pidfd = -1};
 }
 
-void ledger_replace_peer(struct ledger *ledger, int rank, const struct heap_export *export)
+void ledger_set_peer(struct ledger *ledger, int rank, int64_t pid, const struct ledger_address *address)
 {
-    forget_peer(&ledger->peers[rank]);
-    ledger_add_peer(ledger, rank, export);
+    struct ledger_peer *peer = &ledger->peers[rank];
+    void *base = NULL;
+
+    forget_peer(peer);
+    peer->is_peer = 1;
+    peer->export = (struct heap_export){
+        .bytes = ledger->memory.export.bytes, .address = address->address, .pid = pid, .token = address->token};
+    memcpy(peer->export.opaque, address->file, sizeof(address->file));
+    if (!address->address) {
+        log_line(LOG_INFO, "heaps are kept until no group is left: rank %d has no ledger (EPX_GIVEBACK)", rank);
+        return;
+    }
+    peer->pidfd = open_process(pid);
+    /* Mapped after its process was named: its file is that of a process that lived then, so the name is its own. */
+    if (cpu_device_ops.heap_open(NULL, &peer->export, &base) == EPX_OK)
+        peer->closed = base;
+    else
+        log_line(LOG_INFO, "memory that rank %d maps is kept: %s", rank, epx_last_error());
 }
 
-void ledger_closed(struct ledger *ledger, int exporter)
+void ledger_doubt(struct ledger *ledger, int doubt)
+{
+    ledger->doubt = doubt;
+}
+
+/* This rank has unmapped the heaps of all. */
+static void say_closed(struct ledger *ledger)
 {
     uint64_t *closed = ledger->memory.base;
 
-    __atomic_store_n(&closed[exporter], 1, __ATOMIC_RELEASE); /* after the unmapping: pairs with has_closed() */
+    for (int r = 0; r < ledger->nranks; r++)
+        __atomic_store_n(&closed[r], 1, __ATOMIC_RELEASE); /* after the unmapping: pairs with has_closed() */
+    ledger->said = 1;
 }
 
-void ledger_destroy(struct ledger *ledger)
+static void ledger_free(struct ledger *ledger)
 {
     for (int r = 0; r < ledger->nranks; r++)
         forget_peer(&ledger->peers[r]);
@@ -119,56 +147,129 @@ static int has_ended(const struct ledger_peer *peer)
 
 static int has_closed(const struct ledger *ledger, const struct ledger_peer *peer)
 {
-    /* Acquire: pairs with the release in ledger_closed(). */
+    /* Acquire: pairs with the release in say_closed(). */
     if (!peer->is_peer || (peer->closed && __atomic_load_n(&peer->closed[ledger->rank], __ATOMIC_ACQUIRE)))
         return 1;
     return has_ended(peer);
 }
 
-static int is_unmapped(const struct ledger *ledger)
+/* A rank that may have the heap mapped, or -1. */
+static int find_mapped(const struct ledger *ledger)
 {
     for (int r = 0; r < ledger->nranks; r++)
         if (!has_closed(ledger, &ledger->peers[r]))
-            return 0;
-    return 1;
+            return r;
+    return -1;
 }
 
-void giveback_keep(struct ledger *ledger, int rank, void (*release)(void *context), void *context)
+static int can_be_freed(const struct ledger *ledger, int all)
 {
-    ledger->rank = rank;
-    ledger->release = release;
-    ledger->context = context;
-    pthread_mutex_lock(&lock);
-    ledger->next = kept;
-    kept = ledger;
-    pthread_mutex_unlock(&lock);
+    return ledger->said && (all || (!ledger->doubt && find_mapped(ledger) < 0));
 }
 
-int giveback_sweep(int all)
+/* Takes those that can be freed out of the list. Under the lock. */
+static struct ledger *take_freeable(int all, int *left)
 {
-    struct ledger *freed = NULL, **link = &kept;
-    int n = 0;
+    struct ledger *taken = NULL, **link = &kept;
 
-    pthread_mutex_lock(&lock);
+    *left = 0;
     while (*link) {
         struct ledger *ledger = *link;
 
-        if (!all && !is_unmapped(ledger)) {
+        if (!ledger->said && ledger->ops->release())
+            say_closed(ledger);
+        if (!can_be_freed(ledger, all)) {
             link = &ledger->next;
-            n++;
+            ++*left;
             continue;
         }
         *link = ledger->next;
-        ledger->next = freed;
-        freed = ledger;
+        ledger->next = taken;
+        taken = ledger;
     }
-    pthread_mutex_unlock(&lock);
-    while (freed) { /* without the lock: freeing GPU memory may take long */
-        struct ledger *ledger = freed;
+    return taken;
+}
 
-        freed = ledger->next;
-        ledger->release(ledger->context);
-        ledger_destroy(ledger);
+static int sweep(int last)
+{
+    struct ledger *taken;
+    int left;
+
+    pthread_mutex_lock(&lock);
+    taken = take_freeable(last && !nopen, &left);
+    pthread_mutex_unlock(&lock);
+    while (taken) { /* without the lock: freeing GPU memory may take long */
+        struct ledger *ledger = taken;
+
+        taken = ledger->next;
+        ledger->ops->heap_destroy(NULL, &ledger->heap);
+        (void)ledger->ops->release();
+        ledger_free(ledger);
     }
-    return n;
+    return left;
+}
+
+int giveback_sweep(void)
+{
+    return sweep(0);
+}
+
+/* Ranks of other processes whose words may come soon. */
+static int is_worth_waiting(const struct ledger *ledger)
+{
+    if (ledger->doubt || !ledger->said)
+        return 0;
+    for (int r = 0; r < ledger->nranks; r++) {
+        const struct ledger_peer *peer = &ledger->peers[r];
+
+        if (!has_closed(ledger, peer) && (!peer->closed || peer->export.pid == (int64_t)getpid()))
+            return 0;
+    }
+    return 1;
+}
+
+/* Under the lock. */
+static void tell_why(const struct ledger *ledger)
+{
+    const int r = find_mapped(ledger);
+
+    if (!ledger->heap.base)
+        return;
+    if (ledger->doubt || !ledger->said || r < 0)
+        log_line(LOG_INFO, "%" PRIu64 " bytes of a group that has ended are kept until no group is left: %s",
+                 ledger->heap.bytes,
+                 ledger->doubt ? "its creation failed" : "ranks of the group are threads of this process");
+    else
+        log_line(LOG_INFO,
+                 "%" PRIu64 " bytes of a group that has ended are kept: rank %d (process %" PRId64 ") has not unmapped "
+                 "them",
+                 ledger->heap.bytes, r, ledger->peers[r].export.pid);
+}
+
+void giveback_keep(struct ledger *ledger, const struct device_ops *ops, const struct heap *heap)
+{
+    const uint64_t deadline = host_now_ns() + (uint64_t)GIVEBACK_WAIT_MS * 1000000u;
+    int before = 0, waits;
+
+    ledger->ops = ops;
+    ledger->heap = *heap;
+    if (ops->release())
+        say_closed(ledger);
+    waits = heap->base && is_worth_waiting(ledger);
+    pthread_mutex_lock(&lock);
+    nopen--;
+    for (const struct ledger *l = kept; l; l = l->next)
+        before++;
+    ledger->next = kept;
+    kept = ledger;
+    pthread_mutex_unlock(&lock);
+    while (sweep(0) > before && waits && host_now_ns() < deadline)
+        pause_ns(LOOK_NS);
+    if (sweep(1) == 0)
+        return;
+    pthread_mutex_lock(&lock);
+    for (const struct ledger *l = kept; l; l = l->next)
+        if (l == ledger)
+            tell_why(l);
+    pthread_mutex_unlock(&lock);
 }

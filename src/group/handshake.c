@@ -25,6 +25,7 @@
 #include "group/config.h"
 #include "group/create.h"
 #include "group/fabric.h"
+#include "group/giveback.h"
 #include "group/heap.h"
 #include "group/memory.h"
 #include "group/net.h"
@@ -67,6 +68,7 @@ struct heap_message {
     struct step_result result;
     struct heap_export export;
     struct heap_export directory; /* of regions; 0 bytes: none */
+    struct ledger_address ledger;
 };
 
 static void result_set(struct step_result *result, epx_status mine)
@@ -296,8 +298,19 @@ static epx_status map_heap(struct epx_group *group, int r, uint64_t process, con
     return EPX_OK;
 }
 
+/* Before anything is mapped: a rank that fails from here on is known to the others too. */
+static void meet_ledgers(struct epx_group *group, const struct heap_message *all)
+{
+    for (int r = 0; group->ledger && r < group->nranks; r++)
+        if (r != group->rank && !group->remote[r])
+            ledger_set_peer(group->ledger, r, all[r].export.pid, &all[r].ledger);
+    if (group->ledger)
+        ledger_doubt(group->ledger, 0);
+}
+
 static epx_status map_heaps(struct epx_group *group, const struct heap_message *all)
 {
+    meet_ledgers(group, all);
     for (int r = 0; r < group->nranks; r++) {
         epx_status status = group->remote[r] ? EPX_OK : map_heap(group, r, 0, &all[r].export);
         if (status != EPX_OK)
@@ -317,6 +330,8 @@ static epx_status map_heaps_again(struct epx_group *group, const struct heap_mes
 
         if (r == group->rank || !all[r].export.bytes || group->mapped[r] == incarnation)
             continue; /* a rank that does not take part has sent nothing */
+        if (group->ledger && !group->remote[r])
+            ledger_set_peer(group->ledger, r, all[r].export.pid, &all[r].ledger);
         if (!group->remote[r] && !INJECT_BUG(BUG_OLD_HEAP, group->bases[r] != group->stand_in.base, 0))
             status = map_heap(group, r, incarnation, &all[r].export);
         if (status != EPX_OK)
@@ -325,6 +340,8 @@ static epx_status map_heaps_again(struct epx_group *group, const struct heap_mes
             regions_replace_peer(group, r, &all[r].directory);
         group->mapped[r] = incarnation;
     }
+    if (group->ledger)
+        ledger_doubt(group->ledger, 0);
     return group_device_heaps(group);
 }
 
@@ -334,6 +351,9 @@ static void describe_heap(struct epx_group *group, struct heap_message *own, epx
     result_set(&own->result, mine);
     own->export = group->heap.export;
     own->directory = regions_directory(group);
+    own->ledger = ledger_address(group->ledger);
+    if (group->ledger)
+        ledger_doubt(group->ledger, 1); /* until the others are known */
 }
 
 epx_status handshake_heaps_again(struct epx_group *group)

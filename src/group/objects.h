@@ -13,6 +13,7 @@
 
 struct heap_block;   /* alloc.c */
 struct regions;      /* region.c */
+struct ledger;       /* giveback.c */
 struct owned_stream; /* streams.c */
 
 enum stuck_state { STUCK_UNKNOWN, STUCK_ASKING, STUCK_NO, STUCK_YES };
@@ -74,6 +75,7 @@ struct epx_group {
     struct node_map map;
 
     struct heap heap;
+    struct ledger *ledger;         /* who has mapped it; NULL: it may be freed at any time */
     void *net_memory;              /* plan.net_bytes bytes of host memory, or NULL */
     struct heap_export *exports;   /* [R] */
     void **bases;                  /* [R]: mapped heaps, own included; NULL = not mapped */

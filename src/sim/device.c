@@ -563,6 +563,7 @@ const struct device_ops sim_device_ops = {
     .heap_destroy = sim_heap_destroy,
     .heap_open = sim_heap_open,
     .heap_close = sim_heap_close,
+    .release = cpu_release,
     .heap_dmabuf = cpu_heap_dmabuf,
     .arrivals = cpu_arrivals,
     .pci = cpu_pci,

@@ -66,6 +66,9 @@ static const struct env_entry entries[] = {
      "0: rows in a caller's own memory are copied before other ranks of the node read them; 1: other ranks read them "
      "in "
      "place, also those of the same process"},
+    {"EPX_GIVEBACK", "", "1 with CUDA or HIP",
+     "1: a rank frees the heap of a group that has ended when the other ranks of its node have unmapped it; 0: with a "
+     "GPU when the process has no group left, with a CPU at once"},
     {"EPX_AGGRESSIVE_ATOMIC", "UCCL_EP_ENABLE_AGGRESSIVE_ATOMIC", "1",
      "AMD GPUs: 1: words that others wait for are reached by relaxed operations between explicit fences; 0: by "
      "acquire and release operations"},

@@ -32,6 +32,7 @@ epx_status cpu_heap_create(struct device *device, uint64_t bytes, struct heap *h
 void cpu_heap_destroy(struct device *device, struct heap *heap);
 epx_status cpu_heap_open(struct device *device, const struct heap_export *peer, void **base);
 void cpu_heap_close(struct device *device, const struct heap_export *peer, void *base);
+int cpu_release(void);
 
 /* ---- device.c ------------------------------------------------------------------------------------------------ */
 

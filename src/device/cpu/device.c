@@ -308,6 +308,7 @@ const struct device_ops cpu_device_ops = {
     .heap_destroy = cpu_heap_destroy,
     .heap_open = cpu_heap_open,
     .heap_close = cpu_heap_close,
+    .release = cpu_release,
     .heap_dmabuf = cpu_heap_dmabuf,
     .arrivals = cpu_arrivals,
     .flush_arrivals = cpu_flush_arrivals,

@@ -40,6 +40,7 @@ epx_status cuda_use(struct device *device);
 void cuda_later(void (*release)(void *ptr, void *context), void *ptr, void *context);
 void cuda_opened(void);
 void cuda_closed(void);
+int cuda_release(void);
 
 /* memory.c */
 epx_status cuda_mem_alloc(struct device *device, size_t bytes, void **ptr);

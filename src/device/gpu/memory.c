@@ -61,6 +61,21 @@ void cuda_closed(void)
     pthread_mutex_unlock(&late_lock);
 }
 
+int cuda_release(void)
+{
+    int release;
+
+    pthread_mutex_lock(&late_lock);
+    release = open_devices == 0;
+    if (release) {
+        struct late *list = late_list;
+        late_list = NULL;
+        release_all(list);
+    }
+    pthread_mutex_unlock(&late_lock);
+    return release;
+}
+
 /* ---- Memory ----------------------------------------------------------------------------------------------------- */
 
 static void release_device(void *ptr, void *context)
