@@ -197,7 +197,7 @@ class Engine:
         return pools
 
     def _replaced(self, pool: Optional[Pool]) -> None:
-        """A larger pool has taken its place. Graphs that were captured with it may be replayed as long as the buffer
+        """A larger pool takes its place. Graphs that were captured with it may be replayed as long as the buffer
         lives."""
         if pool is not None and pool.captured:
             self._captured.append(pool)
@@ -234,11 +234,11 @@ class Engine:
     def grow_high_throughput(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int,
                              topk: int) -> Pool:
         """Replaces the pool by one for these sizes as well, and for the tokens of all ranks. Collective."""
-        old = self._high.get((device, num_experts))
+        old = self._high.pop((device, num_experts), None)
         had = (old.max_tokens, old.hidden_bytes, old.topk) if old is not None else (0, 0, 8)
+        self._replaced(old)  # first: the new one may need its memory
         pool = self._make_high(device, num_experts, max(tokens, had[0]), max(hidden_bytes, had[1]), max(topk, had[2]))
         self._high[(device, num_experts)] = pool
-        self._replaced(old)
         return pool
 
     def high_throughput_pool(self, device: torch.device, num_experts: int) -> Optional[Pool]:
@@ -266,10 +266,9 @@ class Engine:
         if pool is None or not pool.fits(topk, hidden_bytes):
             old = (pool.topk, pool.hidden_bytes) if pool else (LOW_LATENCY_TOPK, 0)
             self._forget_plans()  # they may refer to the pool that is replaced
-            replaced = pool
+            self._replaced(self._low.pop(key, None))  # first: the new one may need its memory
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
-            self._replaced(replaced)
         return pool
 
     def _make_low(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int, topk: int) -> Pool:

@@ -121,14 +121,16 @@ def gpu_memory(world: World) -> int:
 
 
 def on_the_gpu(world: World) -> None:
-    """All ranks share the GPU: what a buffer takes is what the GPU has less of, divided by them."""
+    """All ranks share the GPU: what a buffer takes is what the GPU has less of, divided by them. What it had before it
+    grew is given back, and all of it with its end, while another buffer lives on."""
     for given in (8 << 20, 256 << 20):
-        with environment(EPX_DEEP_EP_GPU_BYTES="1M"):
+        with environment(EPX_DEEP_EP_GPU_BYTES="1M", EPX_DEEP_EP_MAX_TOKENS="64"):
             warm = deep_ep.Buffer(dist.group.WORLD, 1 << 20, 0, explicitly_destroy=True)
             work = Work(world.nranks, 256, 2048, 2 * world.nranks, 4, seed=3)
             exchange(world, warm, work)  # modules are loaded
             before = gpu_memory(world)
             buffer = deep_ep.Buffer(dist.group.WORLD, given, 0, explicitly_destroy=True)
+            exchange(world, buffer, Work(world.nranks, 64, 2048, 2 * world.nranks, 4, seed=4))
             for _ in range(3):
                 exchange(world, buffer, work)
             parts = dispatch(world, buffer, work)
@@ -137,8 +139,10 @@ def on_the_gpu(world: World) -> None:
             del parts
             world.meet()
             buffer.destroy()
+            left = (gpu_memory(world) - before) // world.nranks
             warm.destroy()
         assert taken <= given + _SPARE, "%.1f MB of %.1f" % (taken / 1e6, given / 1e6)
+        assert left <= 8 << 20, "%.1f MB of %.1f are not given back" % (left / 1e6, taken / 1e6)
 
 
 def test_a_buffer_takes_what_it_is_given(world: World) -> None:

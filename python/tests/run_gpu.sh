@@ -38,7 +38,7 @@ launch=("$python" -m torch.distributed.run --standalone --nproc-per-node "$ranks
 
 failed=0
 if [[ $steps == *tests* ]]; then
-    # Groups of one process keep their GPU memory until the last of them ends: small heaps.
+    # Ranks that share a GPU have many buffers at a time: small heaps.
     EPX_DEEP_EP_GPU_BYTES=${EPX_DEEP_EP_GPU_BYTES:-128M} EPX_TIMEOUT_MS=${EPX_TIMEOUT_MS:-20000} \
         timeout 300 "${launch[@]}" python/tests/suite.py "$@" >"$out/python-tests.txt" 2>&1 || failed=1
     grep -E '^(ok|skipped|on [0-9]+ ranks|[0-9]+ passed)' "$out/python-tests.txt" || tail -40 "$out/python-tests.txt"

@@ -150,6 +150,9 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     struct kernel_marks *marks; /* of the next launch: where it keeps its marks, or NULL (kernel/marks.h) */
+    /* What is freed is kept until no device is open: another rank of the group is a thread of this process, so that
+     * nobody waits for all that the device runs, or peers do not tell when they have unmapped it. */
+    int keeps;
 };
 
 /* Finds and opens: AUTO follows EPX_DEVICE, else the CPU. */

@@ -10,7 +10,7 @@
 
 /* Goes up whenever this file, device.h or what a kernel shares with the host (kernel/params.h, kernel/heap.h) changes
  * its layout. */
-#define DEVICE_MODULE_VERSION 14
+#define DEVICE_MODULE_VERSION 15
 
 struct device_host {
     uint32_t version;

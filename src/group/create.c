@@ -26,14 +26,16 @@
 #include "util/status.h"
 #include "util/trace.h"
 
-/* Ranks of a simulation are not processes. */
+/* Ranks of a simulation are not processes. Without a ledger what peers have mapped is freed with the last group. */
 static epx_status open_ledger(struct epx_group *group)
 {
     const int lent = (group->device->ops->caps & DEVICE_LENT_HEAPS) != 0;
 
-    if (runtime()->env || !env_int("EPX_GIVEBACK", lent, 0, 1))
-        return EPX_OK;
-    return ledger_create(group->nranks, group->rank, &group->ledger);
+    if (!runtime()->env && env_int("EPX_GIVEBACK", lent, 0, 1))
+        return ledger_create(group->nranks, group->rank, &group->ledger);
+    if (lent)
+        __atomic_store_n(&group->device->keeps, 1, __ATOMIC_RELAXED);
+    return EPX_OK;
 }
 
 /* This rank's own part, once the nodes are known: heap with its control block, streams. */

@@ -13,8 +13,8 @@
  * When: after the unmapping has returned. On a GPU that waits for what the process has queued; so it is done when the
  * group ends only where no other rank of the group is a thread of this process, and otherwise, as the freeing itself,
  * when the process has no such group left (device_ops.release).
- * The end of a group is no barrier: a rank says its own words first, and then looks for those of the others for
- * GIVEBACK_WAIT_MS at the most. What is not closed then is kept, with a line in the log that names a rank, and is looked
+ * The end of a group is no barrier: a rank says its own words first, and then looks for those of the others, for
+ * GIVEBACK_WAIT_MS at the most. What is not closed then is kept, with a line in the log that names a rank. It is looked
  * at again whenever a group is created or ends. When the last group that has a ledger ends, everything is freed.
  *
  *   a rank is dead       the system has unmapped all that it had: its pidfd, opened while the ranks met, says so

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <sys/random.h>
 
 #include "boot/auth.h"
@@ -308,9 +309,19 @@ static void meet_ledgers(struct epx_group *group, const struct heap_message *all
         ledger_doubt(group->ledger, 0);
 }
 
+/* Before the first launch. */
+static void find_threads(struct epx_group *group, const struct heap_message *all)
+{
+    for (int r = 0; r < group->nranks; r++)
+        if (r != group->rank && all[r].export.pid == (int64_t)getpid() &&
+            memcmp(group->hosts[r], group->hosts[group->rank], sizeof(group->hosts[r])) == 0)
+            __atomic_store_n(&group->device->keeps, 1, __ATOMIC_RELAXED);
+}
+
 static epx_status map_heaps(struct epx_group *group, const struct heap_message *all)
 {
     meet_ledgers(group, all);
+    find_threads(group, all);
     for (int r = 0; r < group->nranks; r++) {
         epx_status status = group->remote[r] ? EPX_OK : map_heap(group, r, 0, &all[r].export);
         if (status != EPX_OK)
@@ -324,6 +335,7 @@ static epx_status map_heaps(struct epx_group *group, const struct heap_message *
 
 static epx_status map_heaps_again(struct epx_group *group, const struct heap_message *all)
 {
+    find_threads(group, all);
     for (int r = 0; r < group->nranks; r++) {
         const uint64_t incarnation = membership_incarnation(group->membership, r);
         epx_status status = EPX_OK;

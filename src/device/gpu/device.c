@@ -76,7 +76,7 @@ static epx_status cuda_device_open(const struct device_ops *ops, int index, stru
         free(cuda);
         return status;
     }
-    cuda_opened();
+    cuda_opened(cuda);
     *device = &cuda->base;
     return EPX_OK;
 }
@@ -86,7 +86,7 @@ static void cuda_close(struct device *device)
     struct cuda_device *cuda = (struct cuda_device *)device;
 
     cuda_mem_free(device, cuda->scratch);
-    cuda_closed();
+    cuda_closed(cuda);
     free(cuda);
 }
 

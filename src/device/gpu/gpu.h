@@ -21,6 +21,7 @@ struct cuda_device {
     int overlaps_launches;      /* programmatic dependent launches work */
     int resident[KERNEL_COUNT]; /* most blocks of each kernel that run at a time */
     cudaStream_t side;          /* copies of set-up, beside the caller's streams */
+    struct cuda_device *next;   /* of those that are open */
     char *scratch;
     size_t scratch_bytes; /* in all */
 };
@@ -34,12 +35,15 @@ epx_status cuda_check(cudaError_t error, const char *what);
 epx_status cuda_use(struct device *device);
 
 /*
- * Freeing memory waits for everything that runs on the device, also for kernels that wait for this very thread to go
- * on: what is freed while any device is open is kept, and freed, or found again, later.
+ * Freeing memory waits for everything that the process has queued on the device. So what is freed is kept, and released
+ * when a device is closed, or when memory runs short. What is queued then waits only for peers whose calls follow from
+ * what this rank has already called, and not for longer than its deadline. Where ranks are threads of one process, the
+ * queue also has kernels that wait for this very thread to go on: there it is released when no device is open.
  */
 void cuda_later(void (*release)(void *ptr, void *context), void *ptr, void *context);
-void cuda_opened(void);
-void cuda_closed(void);
+void cuda_opened(struct cuda_device *cuda);
+void cuda_closed(struct cuda_device *cuda);
+/* Releases what is kept now. 0: ranks are threads of this process. */
 int cuda_release(void);
 
 /* memory.c */

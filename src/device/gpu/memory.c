@@ -14,8 +14,11 @@ struct late {
     struct late *next;
 };
 
+#define LATE_MOST 64 /* pieces that are kept */
+
 static struct late *late_list;
-static int open_devices;
+static int nlate;
+static struct cuda_device *open_devices;
 static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void cuda_later(void (*release)(void *ptr, void *context), void *ptr, void *context)
@@ -29,51 +32,71 @@ void cuda_later(void (*release)(void *ptr, void *context), void *ptr, void *cont
     pthread_mutex_lock(&late_lock);
     *l = (struct late){.release = release, .ptr = ptr, .context = context, .next = late_list};
     late_list = l;
+    nlate++;
     pthread_mutex_unlock(&late_lock);
 }
 
-static void release_all(struct late *l)
+/* Under the lock: a device that is opened meanwhile must not launch before that is done. */
+static void release_all(void)
 {
-    while (l) {
-        struct late *next = l->next;
+    const int mode = cuda_capture_relax();
+
+    while (late_list) {
+        struct late *l = late_list;
+
+        late_list = l->next;
         l->release(l->ptr, l->context);
         free(l);
-        l = next;
     }
+    nlate = 0;
+    cuda_capture_restore(mode);
 }
 
-void cuda_opened(void)
+/* Under the lock. */
+static int some_keeps(void)
 {
-    pthread_mutex_lock(&late_lock);
-    open_devices++;
-    pthread_mutex_unlock(&late_lock);
+    for (const struct cuda_device *cuda = open_devices; cuda; cuda = cuda->next)
+        if (__atomic_load_n(&cuda->base.keeps, __ATOMIC_RELAXED))
+            return 1;
+    return 0;
 }
 
-/* The last one frees what was kept. Under the lock: a device opened meanwhile must not launch before that is done. */
-void cuda_closed(void)
-{
-    pthread_mutex_lock(&late_lock);
-    if (--open_devices == 0) {
-        struct late *list = late_list;
-        late_list = NULL;
-        release_all(list);
-    }
-    pthread_mutex_unlock(&late_lock);
-}
-
-int cuda_release(void)
+/* Releases what is kept, if it is so many pieces. False: nothing was released. */
+static int release_kept(int least)
 {
     int release;
 
     pthread_mutex_lock(&late_lock);
-    release = open_devices == 0;
-    if (release) {
-        struct late *list = late_list;
-        late_list = NULL;
-        release_all(list);
-    }
+    release = nlate >= least && !some_keeps();
+    if (release)
+        release_all();
     pthread_mutex_unlock(&late_lock);
     return release;
+}
+
+void cuda_opened(struct cuda_device *cuda)
+{
+    pthread_mutex_lock(&late_lock);
+    cuda->next = open_devices;
+    open_devices = cuda;
+    pthread_mutex_unlock(&late_lock);
+}
+
+void cuda_closed(struct cuda_device *cuda)
+{
+    struct cuda_device **link = &open_devices;
+
+    pthread_mutex_lock(&late_lock);
+    while (*link != cuda)
+        link = &(*link)->next;
+    *link = cuda->next;
+    pthread_mutex_unlock(&late_lock);
+    (void)release_kept(1);
+}
+
+int cuda_release(void)
+{
+    return release_kept(0);
 }
 
 /* ---- Memory ----------------------------------------------------------------------------------------------------- */
@@ -90,16 +113,24 @@ static void release_host(void *ptr, void *context)
     cudaFreeHost(ptr);
 }
 
+static epx_status try_alloc(size_t bytes, int shared, void **ptr)
+{
+    return shared ? cuda_check(gpuMallocShared(ptr, bytes), "allocating shared memory")
+                  : cuda_check(cudaMalloc(ptr, bytes), "allocating memory");
+}
+
 epx_status cuda_mem_alloc_for(struct device *device, size_t bytes, int shared, void **ptr)
 {
     struct cuda_device *cuda = (struct cuda_device *)device;
     epx_status status = cuda_use(device);
 
     *ptr = NULL;
-    if (status == EPX_OK && shared)
-        status = cuda_check(gpuMallocShared(ptr, bytes ? bytes : 1), "allocating shared memory");
-    else if (status == EPX_OK)
-        status = cuda_check(cudaMalloc(ptr, bytes ? bytes : 1), "allocating memory");
+    if (status == EPX_OK) {
+        (void)release_kept(LATE_MOST);
+        status = try_alloc(bytes ? bytes : 1, shared, ptr);
+    }
+    if (status == EPX_ERR_MEMORY && release_kept(1))
+        status = try_alloc(bytes ? bytes : 1, shared, ptr);
     if (status == EPX_OK)
         status = cuda_check(cudaMemsetAsync(*ptr, 0, bytes ? bytes : 1, cuda->side), "cudaMemsetAsync");
     if (status == EPX_OK)
