@@ -436,6 +436,11 @@ epx_status membership_allgather(struct membership *m, const void *send, void *re
     return m->failed;
 }
 
+int membership_coordinator(const struct membership *m)
+{
+    return m->coordinator;
+}
+
 /* ---- Open and close ----------------------------------------------------------------------------------------- */
 
 static int all_sent(const struct membership *m)

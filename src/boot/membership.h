@@ -34,6 +34,8 @@ enum { MEMBERSHIP_ANY_PURPOSE = -2 }; /* of a process that joins: whatever the o
 epx_status membership_agree(struct membership *membership, int purpose, uint8_t *excluded, int timeout_ms);
 /* Every rank that is left sends `bytes`; recv[nranks * bytes] has zeros for the excluded ones. */
 epx_status membership_allgather(struct membership *membership, const void *send, void *recv, size_t bytes);
+/* Who leads the round, or led one that has failed. */
+int membership_coordinator(const struct membership *membership);
 void membership_end(struct membership *membership);
 void membership_close(struct membership *membership);
 

@@ -162,10 +162,23 @@ static epx_status forget_operations(struct epx_group *group)
     return errors_clear(group);
 }
 
+/*
+ * Half of it is done. Ranks to which the coordinator told the last result before it ended have recovered, and count on
+ * this rank, which has not: their next operation ends at once, and all meet again. Without that, low latency would mask
+ * the ranks that were not told, though they are well. A rank that has failed too has its word already.
+ */
+static void fail_restart(struct epx_group *group, epx_status status, int has_reset)
+{
+    if (group->membership && has_reset && status == EPX_ERR_PEER)
+        group_abort(group, EPX_ERR_TIMEOUT, membership_coordinator(group->membership));
+    group_abort_alone(group, status);
+}
+
 /* Collective over the ranks that handshake_allgather() reaches. */
 static epx_status restart(struct epx_group *group, const uint8_t *out, int replaced)
 {
     uint64_t epochs[OP_COUNT];
+    int has_reset = 0;
     epx_status status = gather_epochs(group, epochs);
 
     if (status == EPX_OK) {
@@ -179,6 +192,7 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
             status = group_await_writers(group, out);
         if (status == EPX_OK)
             status = reset_device(group, epochs);
+        has_reset = status == EPX_OK;
         status = handshake_ready(group, status);
     }
     if (status == EPX_OK && group->nnodes > 1) {
@@ -193,7 +207,7 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
     if (status == EPX_OK && replaced)
         join_done(group, out);
     if (status != EPX_OK)
-        group_abort_alone(group, status); /* half of it is done */
+        fail_restart(group, status, has_reset);
     return status;
 }
 
