@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What moves rows on a GPU keeps its values in registers: the compiler's report, kept when the module was built, must
 # show no spill stores for it, but for one address or two (16 bytes) that a function may put aside before its loop.
-# copy_row_many has 32 words of a lane in flight, and its callers need registers of their own: it saves up to eight of
-# theirs (32 bytes) when it begins, once per row.
+# copy_row_many may spill nothing: it would spill vectors of a row between its loads, in the loop over destinations.
 # ctest: labels=cuda,slow,noasan,notsan
 set -eu
 . "$(dirname "$0")/../lib/script.sh"
@@ -15,7 +14,8 @@ for kernel in ll_dispatch ll_combine ll_combine_logfmt ht_dispatch ht_combine ht
     grep -A1 'Function properties' "$reports/$kernel.cu.txt" | grep -v '^--' | paste - - >>"$work/functions"
 done
 grep -E "$hot" "$work/functions" >"$work/hot" || die "the report names none of $hot"
-if grep -vE ' (0|4|8|12|16) bytes spill stores|copy_row_many.* (20|24|28|32) bytes spill stores' "$work/hot"; then
+if grep copy_row_many "$work/hot" | grep -v ' 0 bytes spill stores' ||
+    grep -vE ' (0|4|8|12|16) bytes spill stores' "$work/hot"; then
     die "these functions spill registers"
 fi
 echo "$(wc -l <"$work/hot") hot functions, no spills"

@@ -118,7 +118,7 @@ for device in cuda hip; do
     try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --tokens 4 --hidden 1536 \
         --logfmt "${wall[@]}"
     try "$device: LogFMT, bit by bit" "$work/$device/logfmt_bits"
-    try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 1400
+    try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 4360
     EPX_HT_NODE_BYTES=1 try "$device: windows" "$build/epx" bench ht "${small[@]}" --hidden 1024 --plain-memory
     try "$device: high throughput by the clock" "$build/epx" bench ht "${small[@]}" --hidden 1024 --timing wall
     try "$device: ranks as threads, fp8 input" "$build/epx" bench ht --device $device --ranks 2 --tokens 9 \

@@ -190,24 +190,37 @@ KFN_STEP void ag_copy_words(struct agent *ag, const struct word_set *set, int n,
     }
 }
 
+/* A flight of a row: `left` vectors of it from this lane's on, or, if it is WHOLE, as many as a flight has: these need
+ * neither conditions nor an address each. Set to zero: what is not loaded would keep registers of the flight before. */
+template <int WHOLE> KFN void copy_flight(char *own, int count, const char *from, int left)
+{
+    uint4 v[COPY_FLIGHT] = {};
+#pragma unroll
+    for (int j = 0; j < COPY_FLIGHT; j++)
+        if (WHOLE || j * WARP < left)
+            v[j] = vec_load(from + j * WARP * 16);
+    ROLLED
+    for (int i = 0; i < count; i++) {
+        char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i) + lane_id() * 16;
+#pragma unroll
+        for (int j = 0; j < COPY_FLIGHT; j++)
+            if (WHOLE || j * WARP < left)
+                vec_store(to + j * WARP * 16, v[j]);
+    }
+}
+
 /* `own` is this lane's destination; all rows are aligned and of whole vectors. */
 KFN_STEP void copy_row_many(char *own, int count, const char *from, int n)
 {
-    for (int at = lane_id(); at - lane_id() < n; at += COPY_FLIGHT * WARP) {
-        uint4 v[COPY_FLIGHT];
-#pragma unroll
-        for (int j = 0; j < COPY_FLIGHT; j++)
-            if (at + j * WARP < n)
-                v[j] = vec_load(from + (size_t)(at + j * WARP) * 16);
-        ROLLED
-        for (int i = 0; i < count; i++) {
-            char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i) + (size_t)at * 16;
-#pragma unroll
-            for (int j = 0; j < COPY_FLIGHT; j++)
-                if (at + j * WARP < n)
-                    vec_store(to + j * WARP * 16, v[j]);
-        }
+    from += lane_id() * 16;
+    ROLLED
+    for (; n >= COPY_FLIGHT * WARP; n -= COPY_FLIGHT * WARP) {
+        copy_flight<1>(own, count, from, 0);
+        from += COPY_FLIGHT * WARP * 16;
+        own += COPY_FLIGHT * WARP * 16;
     }
+    if (n > 0)
+        copy_flight<0>(own, count, from, n - lane_id());
 }
 
 KFN void ag_copy(struct agent *ag, void *to, const void *from, size_t bytes)
