@@ -34,7 +34,8 @@ KFN int block_first(struct agent *ag)
 #endif
 }
 
-enum { OWN_DEADLINES = 4 }; /* for agents of this rank: a wait for a peer, questions, and a wait until it is masked */
+/* For agents of this rank: a wait for a peer, questions, and a wait until another is masked; more for those behind. */
+enum { OWN_DEADLINES = 6 };
 
 /* Barrier of all agents of the launch. Non-zero: the operation has failed. */
 KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)

@@ -101,16 +101,6 @@ KFN int node_left(struct agent *ag, const struct group_dev *g)
     return -1;
 }
 
-/* The others have gone on without `left`, and this rank has not: its operation is not good, theirs are. It cannot catch
- * up with them by itself, for its caller stops here. So the operation ends on all ranks, and they recover together. */
-KFN_STEP uint64_t fail_left(struct agent *ag, const struct group_dev *g, int left)
-{
-    report_abort(ag, g, PHASE_MASKS, 0, 0, ABORT_CAUSED(KSTATUS_TIMEOUT, PHASE_MASKS, g->rank, left));
-    if (INJECT_BUG(BUG_FAILS_ALONE, 0, 1))
-        fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_MASKS, left, 0, 0);
-    return ag_load_acquire(&control_of(g, g->rank)->abort_word);
-}
-
 /* This operation is not good: other ranks may have stopped waiting for this one, or reused what it has read. */
 KFN_STEP void give_up(struct agent *ag, const struct group_dev *g, uint64_t word)
 {

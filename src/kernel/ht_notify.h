@@ -254,8 +254,8 @@ KFN_STEP int hn_relay_counts(struct agent *ag, const struct ht_notify_params *p,
         const int late = ht_missing(ag, mine), s = late < 0 ? -1 : g->relay_sources[late];
         if (late < 0)
             break;
-        if (wait_word(ag, g, &g->counters[signal_index(g, SIG_HN_DATA, slot, s)], hn_lap(epoch), PHASE_HN_DATA, s,
-                      start))
+        if (wait_word_since(ag, g, &g->counters[signal_index(g, SIG_HN_DATA, slot, s)], hn_lap(epoch), PHASE_HN_DATA, s,
+                            start))
             return 1;
     }
     for (int j = 0; g->ht.split && j < g->relay_count; j++) /* to where the node can read it */

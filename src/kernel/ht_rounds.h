@@ -296,7 +296,7 @@ KFN int ht_wait_counter(struct agent *ag, const struct group_dev *g, int kind, i
                         int phase, uint64_t start)
 {
     const size_t i = signal_index(g, kind, ht_slot(round), peer);
-    return wait_word(ag, g, &g->counters[i], g->expected[i] + more, phase, peer, start);
+    return wait_word_since(ag, g, &g->counters[i], g->expected[i] + more, phase, peer, start);
 }
 
 /* At the end of an operation: `n` more have been counted in this slot. One lane. */
@@ -348,8 +348,8 @@ KFN_STEP int ht_wait_all_free(struct agent *ag, const struct group_dev *g)
         const int late = ht_missing(ag, mine), n = late / HT_SLOTS, slot = late % HT_SLOTS;
         if (late < 0)
             return 0;
-        if (wait_word(ag, g, &g->counters[signal_index(g, SIG_HD_FREE, slot, g->relay_rank[n])], ht_freed(g, n, slot),
-                      PHASE_HD_FREE, g->relay_rank[n], start))
+        if (wait_word_since(ag, g, &g->counters[signal_index(g, SIG_HD_FREE, slot, g->relay_rank[n])],
+                            ht_freed(g, n, slot), PHASE_HD_FREE, g->relay_rank[n], start))
             return 1;
     }
 }

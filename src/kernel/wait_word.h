@@ -54,6 +54,16 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
     return fail_all(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen);
 }
 
+/* The others have gone on without `left`, and this rank has not: its operation is not good, theirs are. It cannot catch
+ * up with them by itself, for its caller stops here. So the operation ends on all ranks, and they recover together. */
+KFN_STEP uint64_t fail_left(struct agent *ag, const struct group_dev *g, int left)
+{
+    report_abort(ag, g, PHASE_MASKS, 0, 0, ABORT_CAUSED(KSTATUS_TIMEOUT, PHASE_MASKS, g->rank, left));
+    if (INJECT_BUG(BUG_FAILS_ALONE, 0, 1))
+        fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_MASKS, left, 0, 0);
+    return ag_load_acquire(&control_of(g, g->rank)->abort_word);
+}
+
 /* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. */
 KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
 {
@@ -66,26 +76,56 @@ KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
                        own.peer < 0 ? -1 : find_culprit(ag, g, own), 0, 0);
 }
 
-/* One word of one peer; `start` is when the caller began to wait, for one deadline over many. Non-zero: failed. */
-KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
-                       int peer, uint64_t start)
+/*
+ * One deadline for the words of many peers, and half of one more for questions: what is left of both. Only what this
+ * rank has waited counts, not time in which it was stopped: it would mask at once whoever has not come meanwhile. And
+ * a peer that came after its deadline leaves those behind it their questions: what kept it has kept them too.
+ */
+KFN uint64_t wait_budget(const struct group_dev *g)
 {
-    const uint64_t spent = ag_now(ag) - start;
-    AG_WAITS(ag, phase, peer);
-    enum wait_result why = wait_aloud(ag, g, word, target, peer, spent < g->timeout_ns ? g->timeout_ns - spent : 0);
-    int culprit = peer;
+    return g->timeout_ns + g->timeout_ns / 2;
+}
 
-    /* One deadline for many: those of the last ones expire at once, and time for questions runs out too. */
-    if (why == WAIT_TIMEOUT && peer >= 0 && spent < g->timeout_ns + g->timeout_ns / 2) {
+/* One word of one peer; *left: of wait_budget(), for all peers that are waited for together. Non-zero: failed. */
+KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
+                       int peer, uint64_t *left)
+{
+    const uint64_t asks = g->timeout_ns / 2, kept = *left < asks ? *left : asks;
+    uint64_t wait = *left - kept;
+    int culprit = peer;
+    AG_WAITS(ag, phase, peer);
+    enum wait_result why = wait_down(ag, g, word, target, peer, &wait);
+
+    *left = kept + wait;
+    if (why == WAIT_TIMEOUT && peer >= 0 && *left > 0 && !has_left(ag, g, peer)) {
         const struct awaited own = {peer, word, target};
+        const uint64_t before = ag_now(ag);
 
         culprit = find_culprit(ag, g, own);
+        const uint64_t spent = ag_now(ag) - before, most = asks / 2; /* or it was stopped */
+        *left -= spent < most && spent < *left ? spent : most < *left ? most : *left;
         /* It may have come meanwhile. A rank that waits for another one is not masked in its place: it is given time to
          * mask that one. */
         const int extended = culprit >= 0 && culprit != peer && has_masks(g) && phase_masks(phase);
         why = wait_aloud(ag, g, word, target, peer, extended ? g->timeout_ns : 0);
+        if (why == WAIT_OK)
+            *left = asks;
+    }
+    if (why == WAIT_TIMEOUT && has_left(ag, g, peer)) {
+        fail_left(ag, g, peer);
+        return 1;
     }
     return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, culprit, target, ag_load_acquire(word));
+}
+
+/* The same with a deadline by the clock, since `start`: where no peer is masked. */
+KFN_STEP int wait_word_since(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
+                             int phase, int peer, uint64_t start)
+{
+    const uint64_t spent = ag_now(ag) - start;
+    uint64_t left = spent < wait_budget(g) ? wait_budget(g) - spent : 0;
+
+    return wait_word(ag, g, word, target, phase, peer, &left);
 }
 
 #endif

@@ -20,6 +20,7 @@
 
 #include "kernel/agent.h"
 #include "kernel/command.h"
+#include "kernel/signal_words.h"
 
 KFN struct control *waiting_control(const struct group_dev *g, int rank)
 {
@@ -36,6 +37,14 @@ KFN_STEP void say_waits(struct agent *ag, const struct group_dev *g, int peer)
     ag_sync(ag);
 }
 
+/* Has this rank of the node been left out by others, and given up (tell_left_out() in kernel/begin_end.h)? What is
+ * awaited of it does not come. */
+KFN int has_left(struct agent *ag, const struct group_dev *g, int peer)
+{
+    return has_masks(g) && peer >= 0 && peer != g->rank && is_local(g, peer) &&
+           ag_any(ag, ag_load_acquire(signal_at(g, g->rank, SIG_ABORT, 0, peer)) != 0);
+}
+
 /* How often a rank that waits says so. */
 KFN uint64_t wait_slice(const struct group_dev *g)
 {
@@ -44,27 +53,35 @@ KFN uint64_t wait_slice(const struct group_dev *g)
     return slice < WAIT_SLICE_MAX_NS ? slice : WAIT_SLICE_MAX_NS;
 }
 
-/* ag_wait_ge in slices: a wait that takes longer than one says for whom. Time in which the process was stopped counts
- * as one slice at most: who has slept itself does not name others for it. */
-KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
-                                     int peer, uint64_t left)
+/* ag_wait_ge in slices: a wait that takes longer than one says for whom. *left: what it has not used of its time. Time
+ * in which the process was stopped counts as one slice at most: who has slept itself does not name others for it. */
+KFN_STEP enum wait_result wait_down(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
+                                    int peer, uint64_t *left)
 {
     const uint64_t slice = wait_slice(g);
 
     for (;;) {
-        const uint64_t ns = left < slice ? left : slice;
+        const uint64_t ns = *left < slice ? *left : slice, before = ag_now(ag);
         const enum wait_result why = ag_wait_ge(ag, word, target, ns);
+        const uint64_t spent = why == WAIT_TIMEOUT ? ns : ag_now(ag) - before;
 
-        left -= ns;
-        if (why != WAIT_TIMEOUT || left == 0)
+        *left -= spent < ns ? spent : ns;
+        if (why != WAIT_TIMEOUT || *left == 0 || has_left(ag, g, peer))
             return why;
         say_waits(ag, g, peer);
     }
 }
 
+KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
+                                     int peer, uint64_t left)
+{
+    return wait_down(ag, g, word, target, peer, &left);
+}
+
 enum {
     BEAT_SLICES = 3, /* a rank that says nothing for so long does not wait */
     ASK_SLICES = 2,
+    ASK_PARTS = 8, /* of a slice: agents whose deadlines expire together overwrite each other's questions */
     BEAT_TRIES = 3,
     MOST_HOPS = 8
 };
@@ -113,6 +130,12 @@ KFN int question_taken(const struct ring_dev *ring, uint64_t word)
     return (int64_t)(WAITS_BEAT(ag_load_acquire(ring->asked)) - WAITS_BEAT(word)) >= 0;
 }
 
+/* ... or that of another agent in its place? */
+KFN int is_overwritten(const struct ring_dev *ring, uint64_t word)
+{
+    return question_taken(ring, word) && ag_load_acquire(ring->asked) != word;
+}
+
 enum { NO_ANSWER = 0, OWN_PROXY_STUCK = 1 }; /* instead of a word, whose beat is 1 or more */
 
 /* What the proxy of `rank`, of another node, says about its word. */
@@ -122,17 +145,20 @@ KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int ran
     const uint64_t *answer = answer_word(g, rank);
     const uint64_t next = WAITS_WORD(WAITS_BEAT(ag_load_acquire(answer)) + 1, 0);
 
+    uint64_t word = 0;
     int taken = 0;
 
-    for (int i = 0; i < ASK_SLICES || (!taken && i < BEAT_SLICES);
-         i++) { /* again: another agent may have overwritten it */
-        const uint64_t word = WAITS_WORD(WAITS_BEAT(ag_load_acquire(ring->ask)) + 1, rank);
-        if (ag_leader(ag))
-            ag_store_release(ring->ask, word); /* pairs with take_ask() */
-        ag_sync(ag);
-        ag_ring(ag, ring->bell);
-        const enum wait_result why = wait_aloud(ag, g, answer, next, own.peer, wait_slice(g));
-        say_waits(ag, g, own.peer);
+    for (int i = 0; i < ASK_SLICES * ASK_PARTS || (!taken && i < BEAT_SLICES * ASK_PARTS); i++) {
+        if (i % ASK_PARTS == 0 || ag_any(ag, is_overwritten(ring, word))) {
+            word = WAITS_WORD(WAITS_BEAT(ag_load_acquire(ring->ask)) + 1, rank);
+            if (ag_leader(ag))
+                ag_store_release(ring->ask, word); /* pairs with take_ask() */
+            ag_sync(ag);
+            ag_ring(ag, ring->bell);
+        }
+        const enum wait_result why = wait_aloud(ag, g, answer, next, own.peer, wait_slice(g) / ASK_PARTS);
+        if (why == WAIT_OK || i % ASK_PARTS == ASK_PARTS - 1)
+            say_waits(ag, g, own.peer);
         if (why == WAIT_OK)
             return ag_load_acquire(answer); /* pairs with the release in on_alarm() of group/net.c */
         if (why == WAIT_ABORTED || has_come(ag, own))

@@ -266,6 +266,29 @@ static void seeds_that_have_found_something(void **state)
                   (struct sim_case_options){.modes = seeds[i].modes, .faults = FAULTS});
 }
 
+/* The same with late ranks: in each a healthy rank masked another one. In two a rank gave those behind one that came
+ * late, or after its own sleep, no time to come; in four it waited for a rank of its node that had been left out and
+ * had given up; in two agents overwrote each other's questions. */
+static void seeds_with_late_ranks_that_have_found_something(void **state)
+{
+    static const struct {
+        uint64_t seed;
+        uint32_t modes;
+    } seeds[] = {{99300003238, BOTH},
+                 {99810004996, BOTH},
+                 {99810018052, BOTH},
+                 {99810003768, EPX_LOW_LATENCY},
+                 {99810014788, EPX_LOW_LATENCY},
+                 {99810016395, EPX_LOW_LATENCY},
+                 {99810004097, EPX_HIGH_THROUGHPUT},
+                 {99810018873, EPX_HIGH_THROUGHPUT}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(seeds) / sizeof(*seeds); i++)
+        run_seeds("seeds_with_late_ranks_that_have_found_something", seeds[i].seed, 1,
+                  (struct sim_case_options){.modes = seeds[i].modes, .faults = SIM_FAULT_LATE});
+}
+
 /* The same seed takes the same steps: a failure can be looked at again. */
 static void a_seed_replays_exactly(void **state)
 {
@@ -301,6 +324,7 @@ int main(void)
         cmocka_unit_test(ranks_meet),
         cmocka_unit_test(the_living_do_not_wait_for_the_dead),
         cmocka_unit_test(seeds_that_have_found_something),
+        cmocka_unit_test(seeds_with_late_ranks_that_have_found_something),
         cmocka_unit_test(a_seed_replays_exactly),
         cmocka_unit_test(on_one_node),
         cmocka_unit_test(low_latency_across_nodes),
