@@ -297,7 +297,6 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
 
     memset(c, 0, sizeof(*c));
     c->seed = seed;
-    c->strict = options->strict;
     draw_exchange(c, &rng, options);
     draw_schedule(&c->setup.sched, &rng, seed, c->prop.nranks);
     draw_network(c, &rng);
@@ -423,7 +422,7 @@ static void told(epx_group *group, int rank)
 }
 
 /* A network that loses messages, or whose whole queue the puts to a dead rank fill, keeps a healthy rank silent. Where
- * ranks are only late, healthy ones mask each other rarely: where one peer has used up the deadline of all. */
+ * ranks are only late, no healthy one masks another. */
 static void masks(int rank, int peer)
 {
     const int healthy = !is_faulty(now.c, peer) && !now.has_left[peer];
@@ -432,7 +431,7 @@ static void masks(int rank, int peer)
         return;
     now.report->masks++;
     now.report->masked_healthy += healthy;
-    if (healthy && now.c->strict && now.c->faults == SIM_FAULT_LATE)
+    if (healthy && now.c->faults == SIM_FAULT_LATE)
         snprintf(now.report->wrong_culprit, sizeof(now.report->wrong_culprit),
                  "rank %d masks rank %d, and neither was late", rank, peer);
 }

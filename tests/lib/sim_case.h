@@ -18,7 +18,6 @@ struct sim_case_options {
     int nodes;       /* 0 = drawn */
     int modes;       /* epx_mode bits; several = drawn from them */
     unsigned faults; /* SIM_FAULT_*: drawn from them, also none */
-    int strict;      /* among late ranks a healthy rank that masks a healthy one fails; else it is counted */
 };
 
 struct sim_case {
@@ -27,7 +26,6 @@ struct sim_case {
     struct sim_setup setup; /* its network is filled in when it runs */
     struct sim_net_options net;
     unsigned faults; /* those that were drawn */
-    int strict;      /* as in the options */
 };
 
 struct sim_report {
