@@ -47,12 +47,11 @@ KFN int lc_share_block(const struct ll_combine_params *p, const struct lc_stage 
 /* The network has read this agent's part of the stage: its puts to the ranks whose rows are there. */
 KFN_STEP int lc_wait_stage(struct agent *ag, const struct group_dev *g, struct lc_stage *stage)
 {
-    uint64_t left = wait_budget(g);
-
+    waits_begin(ag, g);
     for (int steps = stage->first; steps <= stage->last; steps++) {
         const int s = (g->rank + steps) % g->nranks;
         if (lc_serves(ag, g, stage, steps) &&
-            wait_word(ag, g, &g->sent[s], ag_load_acquire(&g->pushed[s]), PHASE_LC_SENT, s, &left))
+            wait_word(ag, g, &g->sent[s], ag_load_acquire(&g->pushed[s]), PHASE_LC_SENT, s))
             return 1;
     }
     if (!stage->any_rank)

@@ -76,17 +76,17 @@ KFN uint64_t lc_ring_rows(struct agent *ag, const struct ll_combine_params *p, u
 KFN_STEP int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    uint64_t left = wait_budget(g);
 
+    waits_begin(ag, g);
     for (int d = 0; d < g->nranks && has_masks(g); d++) {
         if (is_local(g, d) || !is_active(g, d) || g->recv_index_of[d] % ag_count(ag) != ag_index(ag))
             continue;
-        if (wait_rows(ag, g, SIG_LC_ROWS, slot_of(g, epoch), d, lc_rows_from(p, d), PHASE_LC_ROWS, &left))
+        if (wait_rows(ag, g, SIG_LC_ROWS, slot_of(g, epoch), d, lc_rows_from(p, d), PHASE_LC_ROWS))
             return 1;
     }
     for (int ring = 0; ring < g->nrings && !has_masks(g) && ag_index(ag) == 0; ring++)
-        if (wait_ring_rows(ag, g, ring, lc_ring_rows(ag, p, epoch, ring), SIG_LC_ROWS, slot_of(g, epoch), PHASE_LC_ROWS,
-                           &left))
+        if (wait_ring_rows(ag, g, ring, lc_ring_rows(ag, p, epoch, ring), SIG_LC_ROWS, slot_of(g, epoch),
+                           PHASE_LC_ROWS))
             return 1;
     return sync_barrier(ag, g);
 }

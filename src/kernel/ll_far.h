@@ -357,7 +357,7 @@ KFN_STEP int ll_header_unsound(struct agent *ag, const struct ll_dispatch_params
 }
 
 /* All rows from other nodes, through each ring. One agent; what others find wrong in the headers ends the wait. */
-KFN_STEP int ll_wait_all_rows(struct agent *ag, const struct group_dev *g, uint64_t epoch, uint64_t *left)
+KFN_STEP int ll_wait_all_rows(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 {
     for (int ring = 0; ring < g->nrings; ring++) {
         int64_t rows = 0;
@@ -365,7 +365,7 @@ KFN_STEP int ll_wait_all_rows(struct agent *ag, const struct group_dev *g, uint6
         if (!is_local(g, s) && ring_of(g, s, COUNTER(SIG_LL_ROWS, 0)) == ring)
             rows += ll_header_there(g, s, epoch)->rows;
         rows = ag_sum(ag, rows);
-        if (wait_ring_rows(ag, g, ring, (uint64_t)rows, SIG_LL_ROWS, slot_of(g, epoch), PHASE_LL_ROWS, left))
+        if (wait_ring_rows(ag, g, ring, (uint64_t)rows, SIG_LL_ROWS, slot_of(g, epoch), PHASE_LL_ROWS))
             return 1;
     }
     return 0;
@@ -375,8 +375,8 @@ KFN_STEP int ll_wait_all_rows(struct agent *ag, const struct group_dev *g, uint6
 KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    uint64_t left = wait_budget(g);
 
+    waits_begin(ag, g);
     for (int s = 0; s < g->nranks; s++) {
         if (is_local(g, s) || !is_active(g, s) || g->recv_index_of[s] % ag_count(ag) != ag_index(ag))
             continue;
@@ -390,10 +390,10 @@ KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, 0, 0);
         if (!has_masks(g))
             expect_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, n);
-        else if (wait_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, n, PHASE_LL_ROWS, &left))
+        else if (wait_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, n, PHASE_LL_ROWS))
             return 1;
     }
-    return !has_masks(g) && ag_index(ag) == 0 && ll_wait_all_rows(ag, g, epoch, &left);
+    return !has_masks(g) && ag_index(ag) == 0 && ll_wait_all_rows(ag, g, epoch);
 }
 
 /* A received row, wherever it is. */

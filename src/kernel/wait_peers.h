@@ -57,8 +57,7 @@ KFN_STEP int late_peer(const struct group_dev *g, const uint64_t *counters, uint
 #define AGGREGATE_PART 8 /* of a deadline */
 
 /* The ranks elsewhere, by the aggregates: each of their counters has reached `value`. Non-zero: failed. */
-KFN_STEP int wait_remotes(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t value, int phase,
-                          uint64_t *left)
+KFN_STEP int wait_remotes(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t value, int phase)
 {
     const uint64_t *counters = &g->counters[signal_index(g, kind, slot, 0)];
 
@@ -69,7 +68,7 @@ KFN_STEP int wait_remotes(struct agent *ag, const struct group_dev *g, int kind,
             WAIT_OK)
             continue;
         while ((late = late_peer(g, counters, value)) >= 0)
-            if (wait_word(ag, g, &counters[late], value, phase, late, left))
+            if (wait_word(ag, g, &counters[late], value, phase, late))
                 return 1;
     }
     return 0;
@@ -115,20 +114,20 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
     const int near = !each && wait_node(ag, g, scope, kind, slot, value, phase);
     if (!near && in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
         return 1;
-    uint64_t left = wait_budget(g);
+    waits_begin(ag, g);
     for (int i = 0; i < (each ? g->nranks : near ? 0 : g->node_size) && !failed; i++) {
         const int p = each ? i : node_rank(g, i);
         if (p == g->rank || !in_scope(g, scope, p))
             continue;
         const uint64_t before = wait_ns ? ag_now(ag) : 0;
         AG_WAITS_SIGNAL(ag, kind, slot, value);
-        failed = wait_word(ag, g, signal_from(g, kind, slot, p), value, phase, p, &left);
+        failed = wait_word(ag, g, signal_from(g, kind, slot, p), value, phase, p);
         AG_WAITS_SIGNAL(ag, -1, 0, 0);
         if (wait_ns && ag_leader(ag))
             wait_ns[p] += (int64_t)(ag_now(ag) - before); /* not what earlier ranks took */
     }
     if (!failed && !each && scope_has_rings(g, scope))
-        failed = wait_remotes(ag, g, kind, slot, value, phase, &left);
+        failed = wait_remotes(ag, g, kind, slot, value, phase);
     if (!failed)
         AG_HEARD(ag, g, scope, kind, slot, value);
     return failed;

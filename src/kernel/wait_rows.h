@@ -6,8 +6,7 @@
 #include "kernel/wait_peers.h"
 
 /* `n` more rows of a counter of rows. One agent per (kind, slot, peer); the others learn of it at the next barrier. */
-KFN_STEP int wait_rows(struct agent *ag, const struct group_dev *g, int kind, int slot, int peer, uint64_t n, int phase,
-                       uint64_t *left)
+KFN_STEP int wait_rows(struct agent *ag, const struct group_dev *g, int kind, int slot, int peer, uint64_t n, int phase)
 {
     const size_t i = signal_index(g, kind, slot, peer);
     const uint64_t target = g->expected[i] + n;
@@ -15,7 +14,7 @@ KFN_STEP int wait_rows(struct agent *ag, const struct group_dev *g, int kind, in
     ag_sync(ag);
     if (ag_leader(ag))
         g->expected[i] = target;
-    return wait_word(ag, g, &g->counters[i], target, phase, peer, left);
+    return wait_word(ag, g, &g->counters[i], target, phase, peer);
 }
 
 /* So many more rows are expected of a peer: late_rows() finds who is late. One agent per (kind, slot, peer). */
@@ -38,7 +37,7 @@ KFN_STEP int late_rows(const struct group_dev *g, int kind, int slot)
 
 /* `rows` more from all ranks of a ring together. One agent per (kind, slot); a group without masks. */
 KFN_STEP int wait_ring_rows(struct agent *ag, const struct group_dev *g, int ring, uint64_t rows, int kind, int slot,
-                            int phase, uint64_t *left)
+                            int phase)
 {
     const size_t i = aggregate_index(g, ring, kind, slot), first = signal_index(g, kind, slot, 0);
     const uint64_t target = g->expected_all[i] + rows;
@@ -51,9 +50,9 @@ KFN_STEP int wait_ring_rows(struct agent *ag, const struct group_dev *g, int rin
     if (ag_wait_ge(ag, &g->aggregates[i], target, g->timeout_ns / AGGREGATE_PART) == WAIT_OK)
         return 0;
     while ((late = late_rows(g, kind, slot)) >= 0)
-        if (wait_word(ag, g, &g->counters[first + (size_t)late], g->expected[first + (size_t)late], phase, late, left))
+        if (wait_word(ag, g, &g->counters[first + (size_t)late], g->expected[first + (size_t)late], phase, late))
             return 1;
-    return wait_word(ag, g, &g->aggregates[i], target, phase, -1, left);
+    return wait_word(ag, g, &g->aggregates[i], target, phase, -1);
 }
 
 /* The first rank elsewhere with puts that the network has not read; -1: none. Acquire of `sent`: pairs with the
@@ -67,7 +66,7 @@ KFN_STEP int late_sent(const struct group_dev *g)
 }
 
 /* All puts through a ring have been read. Nobody pushes meanwhile: the sum is complete when each of its parts is. */
-KFN_STEP int wait_ring_sent(struct agent *ag, const struct group_dev *g, int ring, int phase, uint64_t *left)
+KFN_STEP int wait_ring_sent(struct agent *ag, const struct group_dev *g, int ring, int phase)
 {
     int late;
 
@@ -76,7 +75,7 @@ KFN_STEP int wait_ring_sent(struct agent *ag, const struct group_dev *g, int rin
         WAIT_OK)
         return 0;
     while ((late = late_sent(g)) >= 0)
-        if (wait_word(ag, g, &g->sent[late], ag_load_acquire(&g->pushed[late]), phase, late, left))
+        if (wait_word(ag, g, &g->sent[late], ag_load_acquire(&g->pushed[late]), phase, late))
             return 1;
     return 0;
 }
@@ -84,11 +83,10 @@ KFN_STEP int wait_ring_sent(struct agent *ag, const struct group_dev *g, int rin
 /* All puts to ranks elsewhere that were pushed so far have been read from this rank's memory. One agent, or each. */
 KFN_STEP int wait_sent(struct agent *ag, const struct group_dev *g, int phase)
 {
-    uint64_t left = wait_budget(g);
-
+    waits_begin(ag, g);
     for (int r = 0; r < g->nranks; r++)
         if (!is_local(g, r) && is_active(g, r) &&
-            wait_word(ag, g, &g->sent[r], ag_load_acquire(&g->pushed[r]), phase, r, &left))
+            wait_word(ag, g, &g->sent[r], ag_load_acquire(&g->pushed[r]), phase, r))
             return 1;
     return 0;
 }
@@ -97,12 +95,11 @@ KFN_STEP int wait_sent(struct agent *ag, const struct group_dev *g, int phase)
  * With masks the puts to some ranks are never read. */
 KFN_STEP int wait_all_sent(struct agent *ag, const struct group_dev *g, int phase)
 {
-    uint64_t left = wait_budget(g);
-
+    waits_begin(ag, g);
     if (has_masks(g))
         return wait_sent(ag, g, phase);
     for (int i = 0; i < g->nrings; i++)
-        if (wait_ring_sent(ag, g, i, phase, &left))
+        if (wait_ring_sent(ag, g, i, phase))
             return 1;
     return 0;
 }

@@ -21,12 +21,26 @@ KFN_STEP int wait_failed_by_word(struct agent *ag, const struct group_dev *g, in
     return 1; /* kernel_end() tells the others */
 }
 
+/* The others have gone on without `left`, and this rank has not: its operation is not good, theirs are. It cannot catch
+ * up with them by itself, for its caller stops here. So the operation ends on all ranks, and they recover together. */
+KFN_STEP uint64_t fail_left(struct agent *ag, const struct group_dev *g, int left)
+{
+    report_abort(ag, g, PHASE_MASKS, 0, 0, ABORT_CAUSED(KSTATUS_TIMEOUT, PHASE_MASKS, g->rank, left));
+    if (INJECT_BUG(BUG_FAILS_ALONE, 0, 1))
+        fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_MASKS, left, 0, 0);
+    return ag_load_acquire(&control_of(g, g->rank)->abort_word);
+}
+
 /* A wait that ended without its word. `culprit` keeps `peer` from answering; most often it is `peer` itself. */
 KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_result why, int phase, int peer,
                          int culprit, uint64_t target, uint64_t seen)
 {
     if (why == WAIT_ABORTED)
         return wait_failed_by_word(ag, g, phase, target, seen);
+    if (why == WAIT_LEFT) {
+        fail_left(ag, g, peer);
+        return 1;
+    }
     if (ag_leader(ag))
         ag_add_stat(&g->stats->timeouts, 1);
     if (has_masks(g) && peer >= 0 && culprit >= 0 && phase_masks(phase)) {
@@ -54,16 +68,6 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
     return fail_all(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen);
 }
 
-/* The others have gone on without `left`, and this rank has not: its operation is not good, theirs are. It cannot catch
- * up with them by itself, for its caller stops here. So the operation ends on all ranks, and they recover together. */
-KFN_STEP uint64_t fail_left(struct agent *ag, const struct group_dev *g, int left)
-{
-    report_abort(ag, g, PHASE_MASKS, 0, 0, ABORT_CAUSED(KSTATUS_TIMEOUT, PHASE_MASKS, g->rank, left));
-    if (INJECT_BUG(BUG_FAILS_ALONE, 0, 1))
-        fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_MASKS, left, 0, 0);
-    return ag_load_acquire(&control_of(g, g->rank)->abort_word);
-}
-
 /* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. */
 KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
 {
@@ -77,55 +81,76 @@ KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
 }
 
 /*
- * One deadline for the words of many peers, and half of one more for questions: what is left of both. Only what this
- * rank has waited counts, not time in which it was stopped: it would mask at once whoever has not come meanwhile. And
- * a peer that came after its deadline leaves those behind it their questions: what kept it has kept them too.
+ * One deadline for the words of many peers, and half of one more for questions: what is left of both, in the agent.
+ * Only what this rank has waited counts, not time in which it was stopped: it would mask at once whoever has not come
+ * meanwhile. And a peer that came after its deadline leaves those behind it their questions: what kept it has kept them
+ * too. Before the first of the words.
  */
-KFN uint64_t wait_budget(const struct group_dev *g)
+KFN void set_wait_left(struct agent *ag, uint64_t ns)
+{
+    ag_sync(ag); /* all lanes have read it */
+    if (ag_leader(ag))
+        ag->wait_left = ns;
+    ag_sync(ag);
+}
+
+KFN uint64_t whole_wait(const struct group_dev *g)
 {
     return g->timeout_ns + g->timeout_ns / 2;
 }
 
-/* One word of one peer; *left: of wait_budget(), for all peers that are waited for together. Non-zero: failed. */
-KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
-                       int peer, uint64_t *left)
+KFN void waits_begin(struct agent *ag, const struct group_dev *g)
 {
-    const uint64_t asks = g->timeout_ns / 2, kept = *left < asks ? *left : asks;
-    uint64_t wait = *left - kept;
+    set_wait_left(ag, whole_wait(g));
+}
+
+/* The same for one word, with a deadline by the clock: where no peer is masked. */
+KFN void waits_began(struct agent *ag, const struct group_dev *g, uint64_t start)
+{
+    const uint64_t spent = ag_now(ag) - start;
+
+    set_wait_left(ag, spent < whole_wait(g) ? whole_wait(g) - spent : 0);
+}
+
+/* At most so much was used up. */
+KFN void pay_wait(struct agent *ag, uint64_t most)
+{
+    const uint64_t left = ag->wait_left, spent = ag->wait_spent < most ? ag->wait_spent : most;
+
+    set_wait_left(ag, left > spent ? left - spent : 0);
+}
+
+/* One word of one peer, after waits_begin(): one deadline for all peers that are waited for together. Non-zero:
+ * failed. */
+KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
+                       int peer)
+{
+    const uint64_t asks = g->timeout_ns / 2;
     int culprit = peer;
     AG_WAITS(ag, phase, peer);
-    enum wait_result why = wait_down(ag, g, word, target, peer, &wait);
+    enum wait_result why = wait_aloud(ag, g, word, target, peer, ag->wait_left > asks ? ag->wait_left - asks : 0);
 
-    *left = kept + wait;
-    if (why == WAIT_TIMEOUT && peer >= 0 && *left > 0 && !has_left(ag, g, peer)) {
+    pay_wait(ag, ~(uint64_t)0);
+    if (why == WAIT_TIMEOUT && peer >= 0 && ag->wait_left > 0) {
         const struct awaited own = {peer, word, target};
-        const uint64_t before = ag_now(ag);
 
         culprit = find_culprit(ag, g, own);
-        const uint64_t spent = ag_now(ag) - before, most = asks / 2; /* or it was stopped */
-        *left -= spent < most && spent < *left ? spent : most < *left ? most : *left;
+        pay_wait(ag, g->timeout_ns / 4); /* more: it was stopped */
         /* It may have come meanwhile. A rank that waits for another one is not masked in its place: it is given time to
          * mask that one. */
         const int extended = culprit >= 0 && culprit != peer && has_masks(g) && phase_masks(phase);
         why = wait_aloud(ag, g, word, target, peer, extended ? g->timeout_ns : 0);
         if (why == WAIT_OK)
-            *left = asks;
-    }
-    if (why == WAIT_TIMEOUT && has_left(ag, g, peer)) {
-        fail_left(ag, g, peer);
-        return 1;
+            set_wait_left(ag, g->timeout_ns / 2);
     }
     return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, culprit, target, ag_load_acquire(word));
 }
 
-/* The same with a deadline by the clock, since `start`: where no peer is masked. */
 KFN_STEP int wait_word_since(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
                              int phase, int peer, uint64_t start)
 {
-    const uint64_t spent = ag_now(ag) - start;
-    uint64_t left = spent < wait_budget(g) ? wait_budget(g) - spent : 0;
-
-    return wait_word(ag, g, word, target, phase, peer, &left);
+    waits_began(ag, g, start);
+    return wait_word(ag, g, word, target, phase, peer);
 }
 
 #endif

@@ -37,12 +37,14 @@ KFN_STEP void say_waits(struct agent *ag, const struct group_dev *g, int peer)
     ag_sync(ag);
 }
 
-/* Has this rank of the node been left out by others, and given up (tell_left_out() in kernel/begin_end.h)? What is
- * awaited of it does not come. */
+/* With masks: has this rank of the node been left out by others, and given up (tell_left_out() in kernel/begin_end.h)?
+ * What is awaited of it does not come. */
 KFN int has_left(struct agent *ag, const struct group_dev *g, int peer)
 {
-    return has_masks(g) && peer >= 0 && peer != g->rank && is_local(g, peer) &&
-           ag_any(ag, ag_load_acquire(signal_at(g, g->rank, SIG_ABORT, 0, peer)) != 0);
+    const struct signal *own = (const struct signal *)(g->heap[g->rank] + g->signals);
+
+    return peer >= 0 && peer != g->rank && is_local(g, peer) &&
+           ag_any(ag, ag_load_acquire(&own[signal_index(g, SIG_ABORT, 0, peer)].value) != 0);
 }
 
 /* How often a rank that waits says so. */
@@ -53,29 +55,43 @@ KFN uint64_t wait_slice(const struct group_dev *g)
     return slice < WAIT_SLICE_MAX_NS ? slice : WAIT_SLICE_MAX_NS;
 }
 
-/* ag_wait_ge in slices: a wait that takes longer than one says for whom. *left: what it has not used of its time. Time
- * in which the process was stopped counts as one slice at most: who has slept itself does not name others for it. */
-KFN_STEP enum wait_result wait_down(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
-                                    int peer, uint64_t *left)
+/* How long the last wait_aloud() or find_culprit() took. It is in the agent: all lanes have one value, by which they
+ * decide alike, and no registers are needed for it. */
+KFN void set_spent(struct agent *ag, uint64_t ns)
 {
-    const uint64_t slice = wait_slice(g);
+    ag_sync(ag); /* all lanes have read it */
+    if (ag_leader(ag))
+        ag->wait_spent = ns;
+    ag_sync(ag);
+}
 
+/* The next slice of a wait. */
+KFN uint64_t next_slice(const struct agent *ag, const struct group_dev *g, uint64_t limit)
+{
+    const uint64_t left = limit - ag->wait_spent, slice = wait_slice(g);
+
+    return left < slice ? left : slice;
+}
+
+/* ag_wait_ge in slices: a wait that takes longer than one says for whom. Time in which the process was stopped counts
+ * as one slice at most: who has slept itself does not name others for it. */
+KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
+                                     int peer, uint64_t limit)
+{
+    set_spent(ag, 0);
     for (;;) {
-        const uint64_t ns = *left < slice ? *left : slice, before = ag_now(ag);
-        const enum wait_result why = ag_wait_ge(ag, word, target, ns);
-        const uint64_t spent = why == WAIT_TIMEOUT ? ns : ag_now(ag) - before;
+        if (ag_leader(ag))
+            ag->wait_before = ag_now(ag);
+        const enum wait_result why = ag_wait_ge(ag, word, target, next_slice(ag, g, limit));
+        const uint64_t ns = next_slice(ag, g, limit), took = ag_now(ag) - ag->wait_before;
 
-        *left -= spent < ns ? spent : ns;
-        if (why != WAIT_TIMEOUT || *left == 0 || has_left(ag, g, peer))
+        set_spent(ag, ag->wait_spent + (why == WAIT_TIMEOUT || took > ns ? ns : took));
+        if (has_masks(g) && why == WAIT_TIMEOUT && has_left(ag, g, peer))
+            return WAIT_LEFT;
+        if (why != WAIT_TIMEOUT || ag->wait_spent == limit)
             return why;
         say_waits(ag, g, peer);
     }
-}
-
-KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
-                                     int peer, uint64_t left)
-{
-    return wait_down(ag, g, word, target, peer, &left);
 }
 
 enum {
@@ -111,7 +127,7 @@ KFN_STEP uint64_t next_beat(struct agent *ag, const struct group_dev *g, int ran
         say_waits(ag, g, own.peer);
         if (why == WAIT_OK)
             return ag_load_acquire(waits); /* pairs with the release in say_waits() */
-        if (why == WAIT_ABORTED)
+        if (why != WAIT_TIMEOUT)
             break;
     }
     return 0;
@@ -138,32 +154,41 @@ KFN int is_overwritten(const struct ring_dev *ring, uint64_t word)
 
 enum { NO_ANSWER = 0, OWN_PROXY_STUCK = 1 }; /* instead of a word, whose beat is 1 or more */
 
+KFN const struct ring_dev *question_ring(const struct group_dev *g, int rank)
+{
+    return &g->rings[ROUTE_RING(g->routes[rank], COUNTER(SIG_ABORT, 0), g->nrings)];
+}
+
+/* Returns the word by which the proxy says that it has taken the question. */
+KFN_STEP uint64_t put_question(struct agent *ag, const struct ring_dev *ring, int rank)
+{
+    const uint64_t word = WAITS_WORD(WAITS_BEAT(ag_load_acquire(ring->ask)) + 1, rank);
+
+    if (ag_leader(ag))
+        ag_store_release(ring->ask, word); /* pairs with take_ask() */
+    ag_sync(ag);
+    ag_ring(ag, ring->bell);
+    return word;
+}
+
 /* What the proxy of `rank`, of another node, says about its word. */
 KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int rank, struct awaited own)
 {
-    const struct ring_dev *ring = &g->rings[ROUTE_RING(g->routes[rank], COUNTER(SIG_ABORT, 0), g->nrings)];
-    const uint64_t *answer = answer_word(g, rank);
-    const uint64_t next = WAITS_WORD(WAITS_BEAT(ag_load_acquire(answer)) + 1, 0);
-
+    const uint64_t next = WAITS_WORD(WAITS_BEAT(ag_load_acquire(answer_word(g, rank))) + 1, 0);
     uint64_t word = 0;
     int taken = 0;
 
     for (int i = 0; i < ASK_SLICES * ASK_PARTS || (!taken && i < BEAT_SLICES * ASK_PARTS); i++) {
-        if (i % ASK_PARTS == 0 || ag_any(ag, is_overwritten(ring, word))) {
-            word = WAITS_WORD(WAITS_BEAT(ag_load_acquire(ring->ask)) + 1, rank);
-            if (ag_leader(ag))
-                ag_store_release(ring->ask, word); /* pairs with take_ask() */
-            ag_sync(ag);
-            ag_ring(ag, ring->bell);
-        }
-        const enum wait_result why = wait_aloud(ag, g, answer, next, own.peer, wait_slice(g) / ASK_PARTS);
+        if (i % ASK_PARTS == 0 || ag_any(ag, is_overwritten(question_ring(g, rank), word)))
+            word = put_question(ag, question_ring(g, rank), rank);
+        const enum wait_result why = wait_aloud(ag, g, answer_word(g, rank), next, own.peer, wait_slice(g) / ASK_PARTS);
         if (why == WAIT_OK || i % ASK_PARTS == ASK_PARTS - 1)
             say_waits(ag, g, own.peer);
         if (why == WAIT_OK)
-            return ag_load_acquire(answer); /* pairs with the release in on_alarm() of group/net.c */
-        if (why == WAIT_ABORTED || has_come(ag, own))
+            return ag_load_acquire(answer_word(g, rank)); /* pairs with the release in on_alarm() of group/net.c */
+        if (why != WAIT_TIMEOUT || has_come(ag, own))
             return NO_ANSWER;
-        taken |= question_taken(ring, word);
+        taken |= question_taken(question_ring(g, rank), word);
     }
     return taken ? NO_ANSWER : OWN_PROXY_STUCK;
 }
@@ -175,7 +200,7 @@ KFN_STEP uint64_t next_answer(struct agent *ag, const struct group_dev *g, int r
 {
     for (int i = 0; WAITS_BEAT(before) && i < ASK_SLICES; i++) {
         /* Nobody answers for this rank: a pause, which the abort word ends. */
-        if (wait_aloud(ag, g, answer_word(g, g->rank), 1, own.peer, wait_slice(g)) == WAIT_ABORTED || has_come(ag, own))
+        if (wait_aloud(ag, g, answer_word(g, g->rank), 1, own.peer, wait_slice(g)) > WAIT_TIMEOUT || has_come(ag, own))
             return NO_ANSWER;
         const uint64_t next = ask_waits(ag, g, rank, own);
         if (!WAITS_BEAT(next) || NOTE_CAUSE((uint32_t)next) != NOTE_CAUSE((uint32_t)before))
@@ -219,6 +244,7 @@ KFN_STEP int find_culprit(struct agent *ag, const struct group_dev *g, struct aw
             break;
         at = next;
     }
+    set_spent(ag, ag_now(ag) - start);
     return stuck ? -1 : at;
 }
 

@@ -28,7 +28,8 @@ struct agent {
     const uint64_t *abort_word;
     void *scratch; /* agent_scratch() */
     size_t scratch_bytes;
-    uint64_t waits, wait_ns; /* statistics, collected by the kernel's epilogue */
+    uint64_t waits, wait_ns;                     /* statistics, collected by the kernel's epilogue */
+    uint64_t wait_left, wait_spent, wait_before; /* kernel/wait_word.h */
     /* Tracing (util/trace.h); `traced` NULL: off, and nothing else of this counts. */
     const char *traced; /* the kernel */
     uint64_t mark_ns;   /* when its last phase ended */
@@ -44,7 +45,7 @@ extern const struct cpu_env cpu_thread_env;
 /* The simulation's while it runs (util/runtime.h), else cpu_thread_env. */
 const struct cpu_env *cpu_env_current(void);
 
-enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
+enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2, WAIT_LEFT = 3 /* of wait_aloud() alone */ };
 
 /*
  * Waits until *word >= target (acquire; pairs with the release of whoever advances it). Words count modulo 2^64: they

@@ -60,6 +60,7 @@ struct agent {
     char *scratch; /* of this agent */
     size_t scratch_bytes;
     uint64_t waits, wait_ns;
+    uint64_t wait_left, wait_spent, wait_before; /* kernel/wait_word.h */
     uint32_t *arrived;     /* of the block, [BLOCK_POINTS]: its agents that have come to each point */
     uint32_t block_agents; /* agents of the block */
     int32_t *counts;       /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
@@ -90,7 +91,7 @@ KFN lanes_t lanes_below(void)
     return ((lanes_t)1 << lane_id()) - 1;
 }
 
-enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
+enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2, WAIT_LEFT = 3 /* of wait_aloud() alone */ };
 
 /* Not unrolled: most of these loops have one round or two, and code that runs once comes from memory, line by line. */
 #define ROLLED AG_ROLLED
