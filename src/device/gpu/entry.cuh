@@ -64,7 +64,7 @@ KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given, const
     copy_words(&smem->h, given.h, sizeof(smem->h));
 #if FLAVOUR_MARKS
     if (info.marks)
-        copy_words(&block_marks.head, &info.marks->head, sizeof(block_marks.head));
+        marks_head(info.marks);
 #endif
     __syncthreads();
     const int fits = smem->g.nranks <= SMEM_RANKS;

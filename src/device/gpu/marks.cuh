@@ -122,6 +122,15 @@ KFN void mark_signalled(struct agent *ag, int kind, int slot, uint64_t value)
         pair_store(&block_marks.to->signals[row * depth + ((uint32_t)value & (depth - 1))], ag->signal_ns, value);
 }
 
+/* By the last threads of each block, beside those that copy the parameters: one thread's copies wait for each other. */
+KFN void marks_head(const struct kernel_marks *from)
+{
+    const uint32_t i = (uint32_t)(blockDim.x - 1 - threadIdx.x);
+
+    if (i < sizeof(block_marks.head) / 4)
+        ((uint32_t *)&block_marks.head)[i] = ((const uint32_t *)&from->head)[i];
+}
+
 /* Lane 0 of each agent. block_marks.head comes with the parameters (entry.cuh). */
 KFN void marks_begin(struct agent *ag, const struct launch_info &info, struct kernel_marks *marks)
 {
