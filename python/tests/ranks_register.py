@@ -76,7 +76,8 @@ def check_rounds(world: World, buffer: deep_ep.Buffer) -> None:
             assert (copied[2] == copied[3] == 0) == in_place, copied
         del y, w
         let_go(world)
-    assert fresh > 1 or recv.shape[0] == 0, "torch has kept the memory: nothing was registered anew"
+    if buffer.runtime.get_num_rdma_ranks() == 1:  # between nodes a GPU sends rows from where they are
+        assert fresh > 1 or recv.shape[0] == 0, "torch has kept the memory: nothing was registered anew"
 
 
 def test_rows_of_other_memory(world: World) -> None:
