@@ -123,6 +123,20 @@ static int tensor_copy(void *context, void *to, const void *from, size_t bytes)
     return bench_call(rank, "copying tensors", rank->group->device->ops->copy(rank->group->device, to, from, bytes));
 }
 
+static void *plain_alloc(struct bench_rank *rank, size_t bytes)
+{
+    void **list = realloc(rank->plain, ((size_t)rank->nplain + 1) * sizeof(list[0]));
+    void *ptr;
+
+    if (list == NULL)
+        return NULL;
+    rank->plain = list;
+    ptr = aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
+    if (ptr != NULL)
+        list[rank->nplain++] = ptr;
+    return ptr;
+}
+
 static void *tensor_alloc(void *context, size_t bytes)
 {
     struct bench_rank *rank = context;
@@ -134,7 +148,7 @@ static void *tensor_alloc(void *context, size_t bytes)
                    ? ptr
                    : NULL;
     if (rank->config->plain_memory)
-        return aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
+        return plain_alloc(rank, bytes);
     return bench_call(rank, "epx_alloc", epx_alloc(rank->group, bytes, &ptr)) == 0 ? ptr : NULL;
 }
 
@@ -294,6 +308,9 @@ static void close_rank(struct bench_rank *rank)
     if (!bench_shm_stopped(rank->self.shm))
         bench_call(rank, "epx_group_destroy", status);
     bench_work_close(&rank->work);
+    for (int i = 0; i < rank->nplain; i++)
+        free(rank->plain[i]);
+    free(rank->plain);
 }
 
 /* The driver reports the failure in the shared memory once; the result is for any other end. */

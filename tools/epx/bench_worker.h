@@ -18,6 +18,8 @@ struct bench_rank {
     int traced;        /* tracing is on: what is counted otherwise is not counted now */
 
     epx_tensor fp8_tokens, fp8_scales; /* BENCH_FP8_INPUT: what dispatch is given */
+    void **plain;                      /* tensors in memory of malloc */
+    int nplain;
 };
 
 /* 0 for EPX_OK; otherwise stores in the shared memory what call failed and why, and returns -1. */
