@@ -23,7 +23,7 @@ judge() {
         worked=$((worked + 1))
     elif [ "$2" -ge 124 ] && [ "$2" -ne 126 ] || grep -qi 'signal' "$work/out"; then
         fail "$1: exit code $2"
-    elif ! grep -qE 'epx_group_create|epx_|epx run: cannot start|Too many open files' "$work/out"; then
+    elif ! grep -qE 'epx_|epx run: cannot start|cannot start thread|Too many open files' "$work/out"; then
         fail "$1: no word of why"
     else
         refused=$((refused + 1))

@@ -26,11 +26,16 @@ look() { # PYTHON [PYTHON]: the first holds within 100 seconds; then prints the 
     python3 "$(dirname "$0")/top_look.py" "$epx" "$bench" "$@"
 }
 
+# All of the output is read: a grep that leaves early would end `epx top` with a failure.
+text() { # WORDS [OPTION]...: does it have them?
+    "$epx" top "${@:2}" >"$work/text" && grep -q "$1" "$work/text"
+}
+
 look "len(r) == 3 and g['device'] == 'cpu' and all(h['operations_per_second'] > 0 and h['bytes_per_second'] > 0 and
     0 < h['operations']['ll dispatch']['p50_us'] <= h['operations']['ll dispatch']['p99_us'] for h in r.values())" ||
     fail "a group that runs has rates"
 echo "ok: rates of a group that runs"
-"$epx" top | grep -q "3 of 3 ranks here" || fail "text"
+text "3 of 3 ranks here" || fail "text"
 for page in /dev/shm/epx-top-"$(id -u)"-*; do # of other groups too, which may end meanwhile
     mode=$(stat -c %a "$page" 2>/dev/null) || continue
     [ "$mode" = 600 ] || fail "$page is open to others"
@@ -56,11 +61,11 @@ kill -STOP "$pid"
 look "r[1]['state'] == 'stopped' and g.get('waiting_for') == 1 and r[0]['waits']['peer'] == 1 and
     r[0]['waits']['seconds'] > 1.2 and 'wait for' in r[0]['waits']['phase']" || fail "the stopped rank is named"
 echo "ok: a group that hangs: the stopped rank is named, and since when others wait"
-"$epx" top --once | grep -q "others wait for rank 1 (process $pid is stopped)" || fail "the text names it"
+text "others wait for rank 1 (process $pid is stopped)" --once || fail "the text names it"
 kill -STOP "$bench" "$(awk '{ print $4 }' "/proc/$pid/stat")" # who would end the others
 kill -KILL "$pid"
 look "1 not in r and g.get('waiting_for') == 1" || fail "a rank that was killed is named"
-"$epx" top --once | grep -q "others wait for rank 1 (it has ended" || fail "the text names the rank that was killed"
+text "others wait for rank 1 (it has ended" --once || fail "the text names the rank that was killed"
 kill -KILL -- -"$bench" 2>/dev/null
 for _ in $(seq 300); do
     "$epx" top --json >"$work/top.json"
