@@ -6,12 +6,12 @@
  *
  *   rank r                                                    coordinator c
  *   connect to c    -- VIEW (purpose, excluded ranks) ------>  adds those ranks to its own set
- *                   <------ VIEW (the same, who has arrived) -  to all, whenever its own set has grown
+ *                   <------ VIEW (the same, who has arrived) -  to all, when its own set has grown, and now and then
  *   adds them and sends its own view again if that changes it; if it excludes c now, it turns to the next rank
  *                   <--------------------- COMMIT (excluded) -  once all that are left have sent the same set: agreed
  *                   -- DATA 1 ------------------------------>
  *                   <------------------------------- DATA 1 -  of all, once all have sent theirs; and so on
- *                   <--------------- FAIL (status, message) -  instead of anything, when a rank is lost
+ *                   <--------------- FAIL (status, message) -  instead of anything, when a rank is lost or too late
  *   close
  *
  * The set of excluded ranks only grows, so the views converge. Ranks with different coordinators exclude different
@@ -46,7 +46,8 @@ enum {
     LINGER_MS = 300,
     END_MS = 1000,
     NEWS_MIN_MS = 50,
-    NEWS_MAX_MS = 1000
+    NEWS_MAX_MS = 1000,
+    NEWS_MISSED = 4 /* more than so many: the coordinator is silent */
 };
 
 /* ---- Consensus ---------------------------------------------------------------------------------------------- */
@@ -128,19 +129,58 @@ static epx_status progress(struct membership *m)
     return status;
 }
 
+/* The coordinator tells all others who has arrived, again and again: they need it in the text of a timeout, and its
+ * silence says that it has stopped. */
+static uint64_t news_ns(const struct membership *m)
+{
+    const int ms = m->timeout_ms / 16;
+
+    return (uint64_t)(ms < NEWS_MIN_MS ? NEWS_MIN_MS : ms > NEWS_MAX_MS ? NEWS_MAX_MS : ms) * 1000000u;
+}
+
+/* The coordinator knows who is missing, and tells it at its deadline. The others wait a little longer. */
+static uint64_t end_of_wait(const struct membership *m, uint64_t deadline)
+{
+    return m->coordinator == m->rank ? deadline : deadline + news_ns(m);
+}
+
+/* What a rank that only hears from the coordinator can say if it hears nothing: not who has stopped. EPX_OK: it has
+ * heard. */
+static epx_status check_silence(const struct membership *m, int number)
+{
+    const uint64_t silent = host_now_ns() - m->heard_ns;
+
+    if (m->coordinator == m->rank || (!number && !m->peers[m->coordinator].arrived))
+        return EPX_OK;
+    if (number)
+        return fail(
+            EPX_ERR_TIMEOUT,
+            "rank %d: no result from rank %d, which leads the recovery, within %d ms: it may have stopped, or a "
+            "rank that it waits for",
+            m->rank, m->coordinator, m->timeout_ms);
+    if (silent <= NEWS_MISSED * news_ns(m))
+        return EPX_OK;
+    return fail(EPX_ERR_TIMEOUT,
+                "rank %d: no word from rank %d, which leads the recovery, in the last %d of %d ms: it may have stopped",
+                m->rank, m->coordinator, (int)(silent / 1000000u), m->timeout_ms);
+}
+
 static epx_status too_late(const struct membership *m, int number)
 {
-    unsigned char *there = calloc((size_t)m->nranks, 1);
+    epx_status status = check_silence(m, number);
+    unsigned char *there;
     char names[128];
-    epx_status status;
 
+    if (status != EPX_OK)
+        return status;
+    there = calloc((size_t)m->nranks, 1);
     if (!there)
         return fail(EPX_ERR_TIMEOUT, "rank %d: not all ranks joined the recovery within %d ms", m->rank, m->timeout_ms);
     for (int r = 0; r < m->nranks; r++) {
         const int arrived = number ? m->peers[r].data[number & 1].number == number : m->peers[r].arrived;
         /* Other ranks than the coordinator have only its word of the others, and none before it has come itself. */
-        const int heard = m->coordinator != m->rank && r != m->coordinator &&
-                          (number || m->heard[r] || !m->peers[m->coordinator].arrived);
+        const int heard =
+            m->coordinator != m->rank && r != m->coordinator && (m->heard[r] || !m->peers[m->coordinator].arrived);
         there[r] = r == m->rank || m->excluded[r] || arrived || heard;
     }
     if (absent_ranks(there, m->nranks, names, sizeof(names)))
@@ -175,26 +215,15 @@ static void backoff(const struct membership *m, uint64_t deadline, uint64_t *ns)
         m->ops->wait(m->port, *ns < deadline - now ? *ns : deadline - now);
 }
 
-/* Who has arrived is told to all others. They need it in the text of a timeout only, so before their deadlines. */
-static uint64_t news_ns(const struct membership *m)
-{
-    const int ms = m->timeout_ms / 16;
-
-    return (uint64_t)(ms < NEWS_MIN_MS ? NEWS_MIN_MS : ms > NEWS_MAX_MS ? NEWS_MAX_MS : ms) * 1000000u;
-}
-
-/* Sends the view to all connected ranks if it has changed. Who has arrived is not urgent. */
+/* Sends the view to all connected ranks if it has changed, and the coordinator's now and then. */
 static epx_status send_view(struct membership *m)
 {
     const size_t n = (size_t)m->nranks;
     const int grown = memcmp(m->view, m->excluded, n) != 0;
     const int due = m->coordinator == m->rank && host_now_ns() - m->view_ns > news_ns(m);
     epx_status status = EPX_OK;
-    int changed = grown;
 
-    for (size_t r = 0; due && r < n; r++)
-        changed |= m->view[n + r] != m->peers[r].arrived;
-    if (!changed)
+    if (!grown && !due)
         return EPX_OK;
     memcpy(m->view, m->excluded, n);
     for (size_t r = 0; r < n; r++)
@@ -206,14 +235,15 @@ static epx_status send_view(struct membership *m)
     return status;
 }
 
-/* To all that are connected and have not been told. Without memory the others find out by the end of connections. */
-static void tell_failure(struct membership *m, epx_status status, const char *text)
+/* To all that are connected and have not been told. Without memory the others find out by the end of connections.
+ * `arrived`: not to those that have not come, whose round has yet to begin. */
+static void tell_failure(struct membership *m, epx_status status, const char *text, int arrived)
 {
     struct failure failure = {.status = status};
 
     snprintf(failure.text, sizeof(failure.text), "%s", text);
     for (int r = 0; r < m->nranks; r++)
-        if (m->peers[r].conn >= 0 && !m->peers[r].told && is_in_touch(m, r))
+        if (m->peers[r].conn >= 0 && !m->peers[r].told && is_in_touch(m, r) && (!arrived || m->peers[r].has_view))
             m->peers[r].told = queue_frame(m, &m->peers[r], FRAME_FAIL, m->number, &failure, sizeof(failure)) == EPX_OK;
 }
 
@@ -239,9 +269,44 @@ static epx_status linger(struct membership *m, epx_status status)
     snprintf(text, sizeof(text), "%s", epx_last_error());
     while (status == EPX_ERR_MISMATCH && host_now_ns() < until && progress(m) == EPX_OK) {
         if (m->coordinator == m->rank)
-            tell_failure(m, status, text);
+            tell_failure(m, status, text, 0);
         m->ops->wait(m->port, BACKOFF_MAX_NS);
     }
+    return fail(status, "%s", text);
+}
+
+static int all_sent(const struct membership *m)
+{
+    for (int r = 0; r < m->nranks; r++)
+        if (!is_sent(&m->peers[r]))
+            return 0;
+    return 1;
+}
+
+/* Sends what is queued, for so long at the most. */
+static void send_rest(struct membership *m, int most_ms)
+{
+    const uint64_t until = host_now_ns() + (uint64_t)most_ms * 1000000u;
+
+    while (!all_sent(m) && host_now_ns() < until) {
+        for (int r = 0; r < m->nranks; r++)
+            flush_tx(m, &m->peers[r]);
+        if (!all_sent(m))
+            m->ops->wait(m->port, BACKOFF_MIN_NS);
+    }
+}
+
+/* The deadline has passed before all have agreed. */
+static epx_status give_up(struct membership *m)
+{
+    const epx_status status = too_late(m, 0);
+    char text[512];
+
+    if (m->coordinator != m->rank)
+        return status;
+    snprintf(text, sizeof(text), "%s", epx_last_error());
+    tell_failure(m, status, text, 1);
+    send_rest(m, NEWS_MIN_MS);
     return fail(status, "%s", text);
 }
 
@@ -267,7 +332,7 @@ static void begin_round(struct membership *m, int purpose, const uint8_t *exclud
     memset(m->view, 0, 2 * n);
     memcpy(m->view, m->excluded, n);
     memset(m->heard, 0, n);
-    m->view_ns = host_now_ns();
+    m->view_ns = m->heard_ns = host_now_ns();
     m->coordinator = lowest_left(m);
     m->purpose = purpose;
     m->timeout_ms = timeout_ms;
@@ -310,9 +375,9 @@ epx_status membership_agree(struct membership *m, int purpose, uint8_t *excluded
             return linger(m, status);
         if (m->agreed)
             break;
-        if (host_now_ns() >= deadline)
-            return too_late(m, 0);
-        backoff(m, deadline, &ns);
+        if (host_now_ns() >= end_of_wait(m, deadline))
+            return give_up(m);
+        backoff(m, end_of_wait(m, deadline), &ns);
     }
     for (int r = 0; r < m->nranks; r++)
         if (m->peers[r].conn >= 0 && !is_in_touch(m, r))
@@ -374,9 +439,9 @@ static epx_status await_data(struct membership *m, size_t bytes)
             status = check_arrivals(m, bytes, &all);
         if (all || status != EPX_OK)
             return status;
-        if (host_now_ns() >= deadline)
+        if (host_now_ns() >= end_of_wait(m, deadline))
             return too_late(m, m->number);
-        backoff(m, deadline, &ns);
+        backoff(m, end_of_wait(m, deadline), &ns);
     }
 }
 
@@ -416,7 +481,7 @@ static epx_status gather(struct membership *m, const void *send, void *recv, siz
         char text[512];
         snprintf(text, sizeof(text), "%s", epx_last_error());
         if (leads)
-            tell_failure(m, status, text);
+            tell_failure(m, status, text, 0);
         return fail(status, "%s", text);
     }
     if (bytes)
@@ -443,25 +508,10 @@ int membership_coordinator(const struct membership *m)
 
 /* ---- Open and close ----------------------------------------------------------------------------------------- */
 
-static int all_sent(const struct membership *m)
-{
-    for (int r = 0; r < m->nranks; r++)
-        if (!is_sent(&m->peers[r]))
-            return 0;
-    return 1;
-}
-
 void membership_end(struct membership *m)
 {
-    const uint64_t deadline = host_now_ns() + (uint64_t)END_MS * 1000000u;
-
-    /* Sends what is still queued. */
-    while (m->agreed && !all_sent(m) && host_now_ns() < deadline) {
-        for (int r = 0; r < m->nranks; r++)
-            flush_tx(m, &m->peers[r]);
-        if (!all_sent(m))
-            m->ops->wait(m->port, BACKOFF_MIN_NS);
-    }
+    if (m->agreed)
+        send_rest(m, END_MS);
     m->agreed = 0;
     for (int r = 0; r < m->nranks; r++) {
         close_tx(m, &m->peers[r]);

@@ -251,8 +251,10 @@ static void take_view(struct membership *m, struct peer *peer)
     peer->has_view = peer->arrived = peer->fresh = 1;
     peer->purpose = rx->frame.number;
     memcpy(peer->excluded, rx->payload, (size_t)m->nranks);
-    if (rx->frame.rank == m->coordinator)
+    if (rx->frame.rank == m->coordinator) {
         memcpy(m->heard, rx->payload + m->nranks, (size_t)m->nranks);
+        m->heard_ns = host_now_ns();
+    }
     if (peer->excluded[m->rank] && same_purpose(m->purpose, peer->purpose))
         m->left_out_by = rx->frame.rank; /* even if it has finished and closed the connection since */
 }

@@ -84,6 +84,7 @@ struct membership {
     uint8_t *excluded;              /* [nranks] */
     uint8_t *view;                  /* as sent last: excluded[nranks], arrived[nranks] */
     uint8_t *heard;                 /* [nranks]: ranks that have arrived, as the coordinator has said last */
+    uint64_t heard_ns;              /* when */
     uint64_t view_ns;               /* when `view` was sent last */
     int purpose, number, agreed;
     int coordinator; /* of the round: the lowest rank that is not excluded; fixed once agreed */

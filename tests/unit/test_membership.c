@@ -25,6 +25,7 @@ struct part {
     int stays_away;    /* it has a port, but does not take part */
     int closes;        /* its port is closed before the round begins */
     int leaves;        /* it agrees, and then takes part in no all-gather */
+    int stops;         /* likewise after a first one, and its connections stay open */
     int purpose;       /* of membership_agree */
     uint8_t out[N];    /* ranks that it excludes */
     uint8_t agreed[N]; /* ranks that all exclude, if it succeeds */
@@ -36,7 +37,7 @@ struct part {
 struct scenario {
     struct part part[N];
     int timeout_ms;
-    int one_round;
+    int one_round, one_stops;
     void (*before)(const struct conn_address *all);        /* rank 0 does this first */
     void (*after_closing)(const struct conn_address *all); /* rank 0 does this once ports are closed */
 };
@@ -117,6 +118,10 @@ static int act(struct membership *m, const struct scenario *scenario, int rank)
         fprintf(stderr, "rank %d: other ranks are excluded than expected\n", rank);
         rc = -1;
     }
+    if (scenario->one_stops && membership_allgather(m, &(char){0}, (char[N]){0}, 1) != EPX_OK)
+        rc = -1;
+    if (p->stops)
+        return rc;
     if (status == EPX_OK && !p->leaves && (p->gathers ? gather_in_vain(m, p, rank) : gather_often(m, rank, out)))
         rc = -1;
     membership_end(m);
@@ -274,6 +279,67 @@ static void the_coordinator_that_leaves_is_named_by_all(void **state)
 {
     (void)state;
     run_leaving(0, "rank 0 ended or gave up");
+}
+
+/* Nobody but the stopped rank is named as the culprit: the coordinator knows, and the others only suspect. */
+static void run_stopping(int who, const char *name, const char *suspicion)
+{
+    struct scenario scenario = {.one_round = 1, .one_stops = 1, .timeout_ms = slow_ms(600)};
+
+    scenario.part[who].stops = 1;
+    for (int r = 0; r < N; r++)
+        if (r != who) {
+            scenario.part[r].gathers = EPX_ERR_TIMEOUT;
+            scenario.part[r].words[0] = name;
+            scenario.part[r].words[1] = suspicion;
+        }
+    run_scenario(scenario);
+}
+
+static void a_rank_that_stops_is_named_by_all(void **state)
+{
+    (void)state;
+    run_stopping(3, "rank 3 did not join the recovery", NULL);
+    run_stopping(0, "no result from rank 0, which leads the recovery", "may have stopped");
+}
+
+/* The coordinator has connected to all and told who was there, and then stops: what it said is old. */
+static struct conn_ops stopping;
+static _Thread_local int waits_left;
+static int stop_ms;
+
+static epx_status stopping_open(int rank, int one_host, const uint8_t *secret, struct conn_address *own,
+                                struct conn_port **port)
+{
+    waits_left = rank ? -1 : 40;
+    return conn_socket_ops.port_open(rank, one_host, secret, own, port);
+}
+
+static void stopping_wait(struct conn_port *port, uint64_t ns)
+{
+    if (waits_left > 0 && --waits_left == 0)
+        usleep((useconds_t)stop_ms * 1000);
+    conn_socket_ops.wait(port, ns);
+}
+
+static void a_coordinator_that_stops_is_suspected(void **state)
+{
+    struct scenario scenario = {.timeout_ms = slow_ms(1500), .part[3].stays_away = 1};
+    struct runtime own = {.conns = &stopping};
+
+    (void)state;
+    stop_ms = 2 * scenario.timeout_ms;
+    for (int r = 0; r < N; r++) {
+        scenario.part[r].expected = EPX_ERR_TIMEOUT;
+        scenario.part[r].words[0] = r ? "no word from rank 0, which leads the recovery" : "rank 3 did not join";
+        scenario.part[r].words[1] = r ? "may have stopped" : NULL;
+    }
+    stopping = conn_socket_ops;
+    stopping.port_open = stopping_open;
+    stopping.wait = stopping_wait;
+    runtime_swap(&own);
+    run_scenario(scenario);
+    runtime_swap(NULL);
 }
 
 /* ---- Connections: few, whatever the number of ranks ---------------------------------------------------------- */
@@ -476,5 +542,6 @@ UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_en
           cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(unknown_clients_do_no_harm),
           cmocka_unit_test(a_rank_that_leaves_is_named_by_all),
           cmocka_unit_test(the_coordinator_that_leaves_is_named_by_all),
+          cmocka_unit_test(a_rank_that_stops_is_named_by_all), cmocka_unit_test(a_coordinator_that_stops_is_suspected),
           cmocka_unit_test(many_ranks_make_few_connections), cmocka_unit_test(a_lost_result_is_sent_again),
           cmocka_unit_test(idle_connections_accuse_nobody), cmocka_unit_test(a_port_that_somebody_else_holds_is_closed))
