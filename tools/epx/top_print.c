@@ -55,6 +55,26 @@ static int group_end(const struct top *top, int first)
     return end;
 }
 
+struct call_name {
+    char text[sizeof(((struct watch *)0)->function)];
+};
+
+/* The name of the last function, as far as it is one. A copy: another process writes it, perhaps just now, perhaps of
+ * another build, and printf() looks at a string twice. */
+static struct call_name call_name(const struct watch *w)
+{
+    struct call_name name = {{0}};
+
+    for (size_t i = 0; i + 1 < sizeof(name.text); i++) {
+        const char c = *(const volatile char *)&w->function[i];
+
+        if (!isalnum((unsigned char)c) && c != '_')
+            break;
+        name.text[i] = c;
+    }
+    return name;
+}
+
 /* ---- Text */
 
 static void print_rank(const struct top *top, const struct top_page *p)
@@ -72,10 +92,10 @@ static void print_rank(const struct top *top, const struct top_page *p)
         printf("  %s for %.1f s (%s)", w->nnodes > 1 ? "ranks of other nodes" : "several ranks",
                seconds_since(top, wait->since_ns), phase_text(wait->phase));
     else if (top_kernels_are_silent(w) && w->inside_ns)
-        printf("  (in %.39s for %.1f s, call %llu)", w->function, seconds_since(top, w->inside_ns),
+        printf("  (in %s for %.1f s, call %llu)", call_name(w).text, seconds_since(top, w->inside_ns),
                (unsigned long long)w->calls);
     else if (top_kernels_are_silent(w))
-        printf("  (behind %.39s, call %llu)", w->function, (unsigned long long)w->calls);
+        printf("  (behind %s, call %llu)", call_name(w).text, (unsigned long long)w->calls);
     else
         printf("  -");
     printf("\n");
@@ -234,25 +254,14 @@ static void json_net(const struct watch *w)
     printf("]");
 }
 
-/* The name of a function, as far as it is one: another process writes it, perhaps just now, perhaps of another
- * build. */
-static int name_length(const char *name, int most)
-{
-    int n = 0;
-
-    while (n < most && (isalnum((unsigned char)name[n]) || name[n] == '_'))
-        n++;
-    return n;
-}
-
 static void json_rank(const struct top *top, const struct top_page *p)
 {
     const struct watch *w = p->page;
     const struct watch_wait *wait = top_longest_wait(w);
     const uint64_t running_ns = w->running_ns;
 
-    printf("{\"rank\":%d,\"pid\":%d,\"state\":\"%s\",\"calls\":%llu,\"last_call\":\"%.*s\"", w->rank, w->pid,
-           state_text(p->state), (unsigned long long)w->calls, name_length(w->function, 39), w->function);
+    printf("{\"rank\":%d,\"pid\":%d,\"state\":\"%s\",\"calls\":%llu,\"last_call\":\"%s\"", w->rank, w->pid,
+           state_text(p->state), (unsigned long long)w->calls, call_name(w).text);
     printf(",\"operations_per_second\":%.1f,\"bytes_per_second\":%.0f", operations_per_second(top, p),
            per_second(top, p->bytes_before, top_bytes(w)));
     if (running_ns)
