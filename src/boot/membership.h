@@ -2,10 +2,10 @@
 /*
  * Consensus on the ranks that are left, and an all-gather among them. The bootstrap needs all ranks; this does not.
  *
- *   membership_open, all-gather of addresses by the bootstrap, membership_set_peers      when the group is created
- *   membership_agree                                                                     a round begins: who is
- *   excluded membership_allgather ...                                                             among the ranks that
- *   are left membership_end                                                                       the round ends
+ *   when the group is created   membership_open, all-gather of addresses by the bootstrap, membership_set_peers
+ *   a round begins              membership_agree: who is excluded
+ *   among those who are left    membership_allgather, at least once
+ *   the round ends              membership_end
  *
  * A rank is excluded when a caller excludes it (it is masked), or when its port is closed, as it is when its process
  * ends.

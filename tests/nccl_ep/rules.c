@@ -125,17 +125,25 @@ static int test_long_counters(ncclEpLayout_t layout)
     return small_close(&s);
 }
 
+/* A tensor that no call takes. */
+static ncclEpTensor_t no_tensor(void)
+{
+    static size_t sizes[1] = {1};
+    ncclEpTensor_t nonsense = NCCL_EP_TENSOR_INIT;
+
+    nonsense.size = 3;
+    nonsense.sizes = sizes;
+    return nonsense;
+}
+
 /* Low latency looks at one tensor of layout_info, the counters of its layout: not at offsets and total. */
 static int test_low_latency_ignores(ncclEpLayout_t layout)
 {
     const ncclEpGroupConfig_t config = small_config(LL, 0);
     const int ids[] = {0, 1, 2, 3};
-    size_t sizes[1] = {1};
-    ncclEpTensor_t nonsense = NCCL_EP_TENSOR_INIT;
+    ncclEpTensor_t nonsense = no_tensor();
     struct small s;
 
-    nonsense.size = 3;
-    nonsense.sizes = sizes;
     if (small_open(&s, &config, layout, 1, 1, 0, PLAIN) || small_route(&s, ids, 4))
         return -1;
     s.calls.info.expert_offsets = s.calls.info.recv_total_counter = &nonsense;
@@ -150,12 +158,9 @@ static int test_ignored(ncclEpLayout_t layout)
 {
     const ncclEpGroupConfig_t config = small_config(HT, 32);
     const int ids[] = {0, 1, 2, 3};
-    size_t sizes[1] = {1};
-    ncclEpTensor_t nonsense = NCCL_EP_TENSOR_INIT;
+    ncclEpTensor_t nonsense = no_tensor();
     struct small s;
 
-    nonsense.size = 3;
-    nonsense.sizes = sizes;
     if (small_open(&s, &config, layout, 1, 1, 32, PLAIN) || small_route(&s, ids, 4))
         return -1;
     s.calls.info.expert_counters = s.calls.info.src_rank_counters = &nonsense;
