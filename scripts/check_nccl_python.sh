@@ -30,5 +30,12 @@ PYTHONPATH=$scratch/ours "$epx" run -n 2 --timeout 100 -- "$python" "$program" e
 PYTHONPATH=$scratch/ours "$epx" run -n 4 --timeout 100 -- "$python" "$program" epx
 PYTHONPATH=$scratch/ours OMP_NUM_THREADS=1 timeout 100 "$python" -m torch.distributed.run --standalone \
     --nproc-per-node 2 "$tests/nccl_torch.py"
+# A process that has NCCL but no GPU, as with torch for CUDA on a plain machine, is to use the stand-in.
+mkdir "$scratch/nccl"
+for name in ncclGetUniqueId ncclCommInitRank ncclCommUserRank ncclCommCount ncclAllGather ncclCommGetAsyncError \
+    ncclCommDestroy; do
+    echo "int $name(void) { return 1; } /* ncclUnhandledCudaError */"
+done | "${CC:-cc}" -shared -fPIC -x c -Wl,-soname,libnccl.so.2 -o "$scratch/nccl/libnccl.so.2" -
+PYTHONPATH=$scratch/ours LD_PRELOAD=$scratch/nccl/libnccl.so.2 "$epx" run -n 2 --timeout 100 -- "$python" "$program" epx
 NCCL_COMM_ID=127.0.0.1:$port LD_PRELOAD=$lib/libnccl_ep.so LD_LIBRARY_PATH=$lib/standin \
     "$epx" run -n 2 --timeout 100 -- "$python" "$program" nvidia

@@ -2,8 +2,9 @@
 """Finds libnccl_ep.so, and the library of communicators.
 
 libnccl_ep.so lies beside libepx.so (epx/lib of the wheel, build/ of the source tree), or where the loader finds it.
-Communicators are those of NCCL if the process has loaded libnccl.so.2 before, else of EPX's stand-in beside
-libnccl_ep.so, else of a libnccl.so.2 that the loader finds.
+Communicators are those of NCCL if the process has loaded libnccl.so.2 before and the machine has a GPU, else of EPX's
+stand-in beside libnccl_ep.so, else of a libnccl.so.2 that the loader finds. torch loads NCCL on every machine, with a
+GPU or without; without one NCCL makes no communicator.
 """
 
 import ctypes
@@ -47,14 +48,29 @@ def load() -> ctypes.CDLL:
     return _ep
 
 
+def _has_gpu() -> bool:
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def _loaded_nccl() -> Optional[ctypes.CDLL]:
+    """What the process has under NCCL's name and can use: the stand-in may have that name, too."""
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=_NOLOAD)
+    except OSError:
+        return None
+    return library if hasattr(library, "epxNcclHostAllGather") or _has_gpu() else None
+
+
 def load_nccl() -> ctypes.CDLL:
     """The library of communicators, loaded once."""
     global _nccl
     if _nccl is None:
-        try:
-            _nccl = ctypes.CDLL("libnccl.so.2", mode=_NOLOAD)
-        except OSError:
-            _nccl = _open([*_beside(load(), "libepx_nccl.so"), "libepx_nccl.so.0", "libnccl.so.2"])
+        _nccl = _loaded_nccl() or _open([*_beside(load(), "libepx_nccl.so"), "libepx_nccl.so.0", "libnccl.so.2"])
     return _nccl
 
 

@@ -66,10 +66,14 @@ class Communicator:
     def init(cls, nranks: int, rank: int, unique_id: Union[UniqueId, Sequence[UniqueId]]) -> "Communicator":
         """Collective."""
         ids = [unique_id] if isinstance(unique_id, UniqueId) else list(unique_id)
-        data = ctypes.create_string_buffer(b"".join(bytes(one) for one in ids), ID_BYTES * len(ids))
         ptr = ctypes.c_void_p()
-        _call("ncclCommInitRankScalable", ctypes.byref(ptr), ctypes.c_int(nranks), ctypes.c_int(rank),
-              ctypes.c_int(len(ids)), data, None)
+        if len(ids) == 1:  # NCCL before 2.23 has no ncclCommInitRankScalable
+            _call("ncclCommInitRank", ctypes.byref(ptr), ctypes.c_int(nranks), _Id.from_buffer_copy(bytes(ids[0])),
+                  ctypes.c_int(rank))
+        else:
+            data = ctypes.create_string_buffer(b"".join(bytes(one) for one in ids), ID_BYTES * len(ids))
+            _call("ncclCommInitRankScalable", ctypes.byref(ptr), ctypes.c_int(nranks), ctypes.c_int(rank),
+                  ctypes.c_int(len(ids)), data, None)
         return cls(ptr.value or 0)
 
     @classmethod

@@ -19,25 +19,38 @@
 
 enum { DEFAULT_TIMEOUT_MS = 100000 };
 
-static void *find(const char *name)
+/* The stand-in, if it is the one that made the communicator. A process may have NCCL too: torch brings its own. */
+static void *standin_of(ncclComm_t comm, void *library)
 {
-    void *symbol = dlsym(RTLD_DEFAULT, name);
-    void *library;
+    int (*gather)(ncclComm_t comm, const void *send, void *recv, size_t bytes);
+    Dl_info where;
 
-    if (symbol)
-        return symbol;
-    library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD); /* opened out of sight, as Python does */
-    if (!library)
-        library = dlopen("libepx_nccl.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    return library ? dlsym(library, name) : NULL;
+    *(void **)&gather = dlsym(library, "epxNcclHostAllGather");
+    if (!gather || gather(comm, NULL, NULL, 0) || !dladdr(*(void **)&gather, &where))
+        return NULL;
+    return dlopen(where.dli_fname, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
 }
 
-static ncclResult_t ask(const struct comm *comm, const char *name, int *value)
+/* The library that a communicator belongs to. Some are opened out of sight of RTLD_DEFAULT, as Python does it. */
+static void *library_of(ncclComm_t comm)
+{
+    void *const places[] = {RTLD_DEFAULT, dlopen("libepx_nccl.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD),
+                            dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)};
+    void *library = NULL;
+
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]) && !library; i++)
+        library = standin_of(comm, places[i]); /* one that is not loaded is NULL, which is RTLD_DEFAULT again */
+    if (library || dlsym(RTLD_DEFAULT, "ncclCommUserRank"))
+        return library ? library : RTLD_DEFAULT;
+    return places[2] ? places[2] : places[1];
+}
+
+static ncclResult_t ask(const struct comm *comm, void *library, const char *name, int *value)
 {
     ncclResult_t (*query)(const ncclComm_t comm, int *value);
     ncclResult_t result;
 
-    *(void **)&query = find(name);
+    *(void **)&query = dlsym(library, name);
     if (!query)
         return compat_fail(
             ncclInvalidUsage,
@@ -61,20 +74,22 @@ static int current_device(void)
 ncclResult_t comm_open(struct comm *comm, ncclComm_t given)
 {
     ncclResult_t result;
+    void *library;
 
     if (!given)
         return compat_fail(ncclInvalidArgument, "ncclEpCreateGroup: comm: expected a communicator, got NULL");
+    library = library_of(given);
     comm->comm = given;
-    *(void **)&comm->host_gather = find("epxNcclHostAllGather");
-    *(void **)&comm->gather = find("ncclAllGather");
-    *(void **)&comm->async_error = find("ncclCommGetAsyncError");
-    *(void **)&comm->window_pointer = find("ncclWinGetUserPtr");
+    *(void **)&comm->host_gather = dlsym(library, "epxNcclHostAllGather");
+    *(void **)&comm->gather = dlsym(library, "ncclAllGather");
+    *(void **)&comm->async_error = dlsym(library, "ncclCommGetAsyncError");
+    *(void **)&comm->window_pointer = dlsym(library, "ncclWinGetUserPtr");
     comm->real = !comm->host_gather || comm->host_gather(given, NULL, NULL, 0) != 0;
-    result = ask(comm, "ncclCommUserRank", &comm->rank);
+    result = ask(comm, library, "ncclCommUserRank", &comm->rank);
     if (result == ncclSuccess)
-        result = ask(comm, "ncclCommCount", &comm->nranks);
+        result = ask(comm, library, "ncclCommCount", &comm->nranks);
     if (result == ncclSuccess && comm->real)
-        result = ask(comm, "ncclCommCuDevice", &comm->device_index);
+        result = ask(comm, library, "ncclCommCuDevice", &comm->device_index);
     else if (result == ncclSuccess)
         comm->device_index = current_device();
     return result;
