@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/test.sh: runs stages, in three lanes side by side, and reports."""
+"""scripts/test.sh: runs stages, in lanes side by side, and reports."""
 import json
 import os
 import sys
@@ -10,7 +10,7 @@ import traceback
 import results
 import stages
 from progress import Progress
-from run import LOGS, Run, Stopped
+from run import LOGS, Outcome, Run, Stopped
 
 
 def expected_times():
@@ -30,6 +30,8 @@ def chosen(arguments):
     unknown = [name for name in names if name not in stages.ALL + stages.QUICK]
     if unknown:
         sys.exit(f"no stage '{unknown[0]}'; stages: {' '.join(stages.ALL)} quick")
+    if "python" in names and "venv" not in names:
+        names = [*names[:names.index("python")], "venv", *names[names.index("python"):]]
     return names, None if arguments else int(os.environ.get("EPX_TEST_BUDGET_S", 900))
 
 
@@ -103,10 +105,10 @@ def main():
     lanes = stages.lanes(names)
     steps = [step for name in names for step in stages.STEPS.get(name, [name])]
     progress, stopping = Progress(sum(times.get(step, 3.0) for step in steps)), threading.Event()
-    gcc_built = threading.Event()
+    gcc_built, venv = threading.Event(), Outcome()
     if not {"gcc", "quick"} & set(names):
         gcc_built.set()
-    runs = [Run(progress, times, lane, stopping, gcc_built, nice=len(lanes) > 1 and lane == stages.LEFT_OVER)
+    runs = [Run(progress, times, lane, stopping, gcc_built, venv, nice=len(lanes) > 1 and lane >= stages.LEFT_OVER)
             for lane, _ in lanes]
     interrupted = run_lanes(runs, [names for _, names in lanes], stopping)
     if interrupted:

@@ -75,14 +75,20 @@ class Stopped(Exception):
     """Another lane was interrupted."""
 
 
+class Outcome(threading.Event):
+    """Set when a stage has ended for which stages of other lanes wait."""
+
+    passed = False
+
+
 class Run:
     """A lane: stages that run one after the other. Several lanes may run side by side, each in its thread."""
 
-    def __init__(self, progress, times, lane=0, stopping=None, gcc_built=None, nice=False):
+    def __init__(self, progress, times, lane=0, stopping=None, gcc_built=None, venv=None, nice=False):
         """stopping: an event that ends the commands of all lanes. gcc_built: one that says that a stage of another lane
-        may use gcc's build. nice: commands have a low priority."""
+        may use gcc's build. venv: the outcome of the stage venv. nice: commands have a low priority."""
         self.progress, self.times, self.lane = progress, times, lane
-        self.stopping, self.gcc_built = stopping or threading.Event(), gcc_built
+        self.stopping, self.gcc_built, self.venv = stopping or threading.Event(), gcc_built, venv
         self.prefix = ["nice", "-n", "10"] if nice else []
         self.stages = []
         self.taken = {}  # step -> seconds, for the next run's estimate
@@ -120,9 +126,9 @@ class Run:
         with open(path, errors="replace") as log:
             return process.returncode, log.read()
 
-    def await_gcc(self):
-        """Waits until gcc's build is there, where a stage of this run makes it."""
-        while self.gcc_built and not self.gcc_built.wait(POLL_S):
+    def await_event(self, event):
+        """Waits for what a stage of another lane makes."""
+        while not event.wait(POLL_S):
             if self.stopping.is_set():
                 raise Stopped
 

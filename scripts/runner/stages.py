@@ -2,7 +2,7 @@
 """The stages of `make test`. Each function is a stage, its docstring what `scripts/test.sh --list` says of it.
 
 The aim is 15 minutes on 2 idle cores for all, and 3 minutes for --quick; a run that takes longer says so and does not
-fail (EPX_TEST_BUDGET_S, EPX_QUICK_BUDGET_S). All stages together take about 1400 s of CPU time, which three lanes
+fail (EPX_TEST_BUDGET_S, EPX_QUICK_BUDGET_S). All stages together take 1400 to 1700 s of CPU time, which the lanes
 share.
 Random tests multiply the number of their cases by EPX_TEST_SCALE, which the stages below set.
 """
@@ -17,6 +17,7 @@ import results
 from run import SuiteParser
 
 VENV = ".venv-test"  # survives `make clean`
+MAKE_VENV = ["scripts/python_env.sh", VENV]
 SLURM = ".slurm-test"  # likewise
 
 # Expected seconds of steps on 2 idle cores, other lanes beside them; build-logs/times.json has those of the last run
@@ -26,7 +27,7 @@ TIMES = {
     "cxx": 20,
     "format": 10, "scripts": 12, "commits": 1, "layers": 8, "agent": 6,
     "tidy": 40,
-    "python-env": 35, "python-wheel": 20, "python-nccl": 20, "python-worlds": 20,
+    "venv": 60, "python-wheel": 20, "python-nccl": 20, "python-worlds": 20,
     "python-alone": 25, "python": 130, "python-layer": 4, "python-hf": 20, "python-train": 20,
     "clang-build": 60, "clang": 110, "address-build": 90, "address": 70, "address-rest": 50,
     "thread-build": 45, "thread": 160, "cross-build": 90, "cross": 30,
@@ -39,7 +40,7 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "format": ["format", "lines"],
     "layers": ["layers", "agent"],
     "docs": ["manual", "docs"],
-    "python": ["python-env", "python-wheel", "python-nccl", "slurm", "python-worlds", "python-alone", "python",
+    "python": ["python-wheel", "python-nccl", "slurm", "python-worlds", "python-alone", "python",
                "python-layer", "python-hf", "python-train"],
     "clang": ["clang-configure", "clang-build", "clang"],
     "address": ["address-configure", "address-build", "address", "address-rest"],
@@ -47,19 +48,21 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "cross": ["cross-configure", "cross-build", "cross"],
 }
 
-ALL = ["scripts", "commits", "format", "layers", "noexit", "gcc", "symbols", "abi", "cxx", "install", "demo", "python",
-       "clang", "address", "thread", "docs", "cross", "tidy"]
+ALL = ["scripts", "commits", "format", "layers", "noexit", "gcc", "symbols", "abi", "cxx", "install", "demo", "venv",
+       "python", "clang", "address", "thread", "docs", "cross", "tidy"]
 QUICK = ["scripts", "commits", "format", "layers", "noexit", "quick", "symbols", "cxx"]
 
 # Stages that run side by side. The first two lanes take about 650 s of CPU time each. Tests in them wait for clocks,
 # for other processes, or for the one long test at the end of a stage, and would leave a core idle. The third lane only
-# computes: it has a low priority (Run.command) and takes the time that is left over.
+# computes, and the fourth downloads and unpacks: they have a low priority (Run.command) and take the time that is left
+# over.
 LANES = [
     ["gcc", "quick", "symbols", "abi", "install", "demo", "python"],
     ["clang", "address", "thread", "docs"],
     ["scripts", "commits", "format", "layers", "noexit", "cxx", "cross", "tidy"],
+    ["venv"],
 ]
-LEFT_OVER = 2  # the lane of low priority
+LEFT_OVER = 2  # the first lane of low priority
 
 
 def lanes(names):
@@ -104,7 +107,7 @@ def format(run):  # pylint: disable=redefined-builtin
 
 def tidy(run):
     """clang-tidy, with the checks of .clang-tidy"""
-    run.await_gcc()
+    run.await_event(run.gcc_built)
     run.check("tidy", ["scripts/tidy.sh"])
 
 
@@ -174,7 +177,7 @@ def demo(run):
 
 def docs(run):
     """the commands that README and docs show; their options and links; the manual pages"""
-    run.await_gcc()
+    run.await_event(run.gcc_built)
     run.check("manual", ["python3", "-B", "scripts/manual/check.py", gcc_folder()])
     run.check("docs", ["python3", "-B", "scripts/check_docs.py", "--build", gcc_folder()])
 
@@ -213,10 +216,23 @@ def python_suite(run):
     run.note(f"python: {passed} passed, {len(failed)} failed, {len(skipped)} skipped")
 
 
+def venv(run):
+    """the Python environment of the stage python: downloads torch, and keeps it in .venv-test"""
+    def tell(line):  # how much is downloaded is said before it is
+        if re.match("downloading|no torch", line):
+            run.note("venv: " + line)
+
+    try:
+        run.venv.passed = run.check("venv", MAKE_VENV, parser=tell)
+    finally:
+        run.venv.set()
+
+
 def python(run):
-    """wheels, the Python tests on 8 ranks, two models; torch is kept in .venv-test"""
-    if not run.check("python-env", ["scripts/python_env.sh", VENV]):
-        return
+    """wheels, the Python tests on 8 ranks, two models"""
+    run.await_event(run.venv)
+    if not run.venv.passed:
+        return  # the stage venv says why
     if not run.check("python-wheel", ["scripts/check_wheel.sh", VENV]):
         return
     run.check("python-nccl", ["scripts/check_nccl_python.sh", VENV])

@@ -23,7 +23,8 @@ class Lanes(unittest.TestCase):
         patch = mock.patch.object(run, "LOGS", folder.name)
         patch.start()
         self.addCleanup(patch.stop)
-        self.stopping, progress = threading.Event(), Progress(10, io.StringIO())
+        self.out = io.StringIO()
+        self.stopping, progress = threading.Event(), Progress(10, self.out)
         self.runs = [run.Run(progress, {}, lane, self.stopping) for lane in (0, 1)]
 
     def stage(self, name, *argv):
@@ -80,12 +81,29 @@ class Lanes(unittest.TestCase):
             built.set()
 
         def docs(lane):
-            lane.await_gcc()
+            lane.await_event(lane.gcc_built)
             order.append("docs")
 
         with mock.patch.multiple(stages, gcc=gcc, docs=docs):
             main.run_lanes(self.runs, [["gcc"], ["docs"]], self.stopping)
         self.assertEqual(order, ["gcc", "docs"])
+
+    def test_python_waits_for_its_environment(self):
+        for passed in (False, True):
+            outcome, ran = run.Outcome(), []
+            for lane in self.runs:
+                lane.venv, lane.stages = outcome, []
+            script = f"echo downloading 3 GB; sleep 0.2; echo made; {str(passed).lower()}"
+            make = mock.patch.object(stages, "MAKE_VENV", ["sh", "-c", script])
+            wheel = mock.patch.object(self.runs[0], "check", lambda step, _: ran.append(outcome.is_set()))
+            with make, wheel:
+                main.run_lanes(self.runs, [["python"], ["venv"]], self.stopping)
+            self.assertEqual(ran, [True] if passed else [])
+        self.assertEqual(self.out.getvalue().count("venv: downloading 3 GB\n"), 2)
+
+    def test_python_alone_makes_its_environment(self):
+        self.assertEqual(main.chosen(["gcc", "python"])[0], ["gcc", "venv", "python"])
+        self.assertEqual(main.chosen(["venv", "python"])[0], ["venv", "python"])
 
     def test_a_lane_of_low_priority(self):
         self.runs[1].prefix = run.Run(self.runs[0].progress, {}, nice=True).prefix
