@@ -43,6 +43,10 @@ target_include_directories(epx_cudart INTERFACE
     $<BUILD_INTERFACE:${epx_standin_cuda_include}>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/cuda>)
 
+# Beside NCCL in one process, a stand-in calls its own functions, not those of the same name.
+target_link_options(epx_nccl PRIVATE LINKER:-Bsymbolic-functions)
+target_link_options(epx_cudart PRIVATE LINKER:-Bsymbolic-functions)
+
 set_target_properties(epx_nccl PROPERTIES EXPORT_NAME standin_nccl)
 set_target_properties(epx_cudart PROPERTIES EXPORT_NAME standin_cudart)
 add_library(epx::nccl_ep ALIAS nccl_ep)

@@ -4,6 +4,7 @@
  * device memory is told from the host's, work on a stream is done when it is asked for the second time. The library
  * finds both by name, as it would the real ones.
  */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -314,7 +315,41 @@ static void run_ranks(const char *name)
     printf("nccl_ep comm: %s: %s\n", name, stage.failures == before ? "ok" : "FAILED");
 }
 
-int main(void)
+/* A communicator of the stand-in, which is opened out of sight, beside this program's NCCL: as in a process of torch,
+ * which brings NCCL along, on a machine without a GPU. */
+static void run_beside(const char *standin)
+{
+    const int before = stage.failures;
+    void *library = dlopen(standin, RTLD_NOW | RTLD_LOCAL);
+    ncclResult_t (*get_id)(ncclUniqueId * id) = NULL;
+    ncclResult_t (*init)(ncclComm_t * comm, int nranks, ncclUniqueId id, int rank) = NULL;
+    ncclResult_t (*destroy)(ncclComm_t comm) = NULL;
+    ncclEpGroupConfig_t config = make_config();
+    ncclEpGroup_t group = NULL;
+    ncclComm_t comm = NULL;
+    ncclUniqueId id;
+
+    if (library) {
+        *(void **)&get_id = dlsym(library, "ncclGetUniqueId");
+        *(void **)&init = dlsym(library, "ncclCommInitRank");
+        *(void **)&destroy = dlsym(library, "ncclCommDestroy");
+    }
+    if (!get_id || !init || !destroy) {
+        complain("the stand-in cannot be opened");
+        return;
+    }
+    stage.gathers = 0;
+    config.num_experts = 2;
+    CHECK(get_id(&id) == ncclSuccess && init(&comm, 1, id, 0) == ncclSuccess);
+    if (ncclEpCreateGroup(&group, comm, &config) != ncclSuccess)
+        complain(ncclEpxGetLastError());
+    else
+        CHECK(ncclEpGroupDestroy(group) == ncclSuccess);
+    CHECK(stage.gathers == 0 && destroy(comm) == ncclSuccess);
+    printf("nccl_ep comm: the stand-in's, beside another NCCL: %s\n", stage.failures == before ? "ok" : "FAILED");
+}
+
+int main(int argc, char **argv)
 {
     setenv("EPX_DEVICE", "cpu", 1); /* the communicators are of GPUs, the groups are not */
     setenv("EPX_LOG", "none", 0);
@@ -329,5 +364,8 @@ int main(void)
     stage.refuses = 0;
     stage.never_ends = 1;
     run_ranks("one that never ends");
+    stage.never_ends = 0;
+    if (argc > 1)
+        run_beside(argv[1]);
     return stage.failures != 0;
 }

@@ -36,5 +36,5 @@ for words in "NCCL EP version" "rank 0: ncclEpDispatch: outputs.tokens: zero-cop
     "NVCC=none (no effect: nothing is compiled at run time)" "config.num_qp_per_rank is 4: no effect here"; do
     grep -qF "$words" "$said" || fail "one rank does not say: $words"
 done
-"$build/tests/nccl_ep_comm" || fail "nccl_ep_comm"
+"$build/tests/nccl_ep_comm" "$build/libepx_nccl.so" || fail "nccl_ep_comm"
 finish
