@@ -15,7 +15,7 @@ void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpo
         lobby->place[i].channel = CHANNEL_CLOSED;
 }
 
-/* A silent one has waited longer than any that has spoken. */
+/* One that has sent nothing counts as having waited longer than any that has. */
 static uint64_t rank_of(const struct lobby *lobby, int i)
 {
     const uint64_t spoken = (uint64_t)1 << 63;
@@ -53,7 +53,7 @@ int lobby_count(const struct lobby *lobby)
     return count;
 }
 
-/* Descriptors are taken from those who wait here rather than missed. */
+/* Where no descriptor is free, the connections that wait here are closed for the new one. */
 static int accept_one(struct lobby *lobby, int listener)
 {
     int fd = socket_accept(listener);
@@ -98,7 +98,7 @@ int lobby_accept(struct lobby *lobby, int listener)
         if (lobby->place[at].channel.fd >= 0)
             turn_away(lobby, &lobby->place[at].channel);
         lobby->place[at].since_ns = clock_ns();
-        /* It most likely has spoken already: then it is no silent one when the next needs a place. */
+        /* It has most likely sent something already: then it is not among the first to be replaced. */
         if (!channel_start(&lobby->place[at].channel, fd, lobby->key, lobby->purpose, 1) &&
             channel_handshake(&lobby->place[at].channel) < 0 && errno != ENOMEM)
             turn_away(lobby, &lobby->place[at].channel);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connections that were accepted and have not proved yet that they know the key. They are few, short and cheap: at most
- * LOBBY_PLACES, LOBBY_MS each, a few hundred bytes. When all places are taken a newcomer gets that of the longest
- * waiting one, of those that have not said a word first: however many strangers connect and stay, a rank that connects
- * is heard. But everybody has a moment to speak, and then to prove itself; newcomers wait in the listener's queue for
- * so long. Without that, a hundred ranks that connect at once took each other's places until each had tried many times.
+ * Connections that were accepted and have not proved yet that they know the key. There are at most LOBBY_PLACES, for at
+ * most LOBBY_MS each, of a few hundred bytes. When all places are taken, a new connection replaces the one that has
+ * waited longest; connections that have sent nothing are replaced first. So a rank gets a place however many strangers
+ * connect and stay. A connection is not replaced before it had LOBBY_SILENT_MS to send something, and LOBBY_SPOKEN_MS
+ * for its proof; until then new ones wait in the listener's queue. Without these times, a hundred ranks that connected
+ * at once replaced each other until each had tried many times.
  */
 #ifndef EPX_BOOT_LOBBY_H
 #define EPX_BOOT_LOBBY_H
@@ -14,8 +15,8 @@
 enum {
     LOBBY_PLACES = 64,
     LOBBY_MS = 2000,
-    LOBBY_SILENT_MS = 20, /* a place is kept at least so long for one that has said nothing, */
-    LOBBY_SPOKEN_MS = 200 /* and so long for one that has */
+    LOBBY_SILENT_MS = 20, /* a place is kept at least so long for a connection that has sent nothing, */
+    LOBBY_SPOKEN_MS = 200 /* and so long for one that has sent something */
 };
 
 struct lobby {

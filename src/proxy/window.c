@@ -5,8 +5,7 @@
  *
  *   grow    by an eighth, when something waited for the window and the completions came in time
  *   shrink  by a quarter, when most completions were late: later than four times what the bytes ahead of them would
- *           take at
- *           the best rate seen. The own queue cannot cause that; a congested network can
+ *           take at the best rate seen. The own queue cannot cause that; a congested network can
  *   shrink  the messages to three quarters of those in flight, when the network had no room
  *
  * Best time and best rate decay slowly, so that completions over a path that has become slower do not count as late for
