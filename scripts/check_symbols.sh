@@ -19,7 +19,7 @@ check() { # library, header, pattern of a name, pattern of its version ("" = non
     local library=$1 header=$2 name=$3 version=$4 exported names declared
     exported=$(nm -D --defined-only --with-symbol-versions "$build/$library" | awk '$2 != "A" {print $NF}' | sort)
     names=$(sed 's/@.*//' <<<"$exported" | sort -u)
-    # Only what stands in the header itself: it includes others.
+    # Only what is in the header itself: it includes others.
     declared=$(gcc -E -Iinclude -Iinclude/nccl_ep -Iinclude/nccl_ep/standin/nccl \
         -Iinclude/nccl_ep/standin/cuda -x c "include/$header" |
         awk -v file="include/$header" '/^# [0-9]/ { mine = index($3, "\"" file "\"") == 1; next } mine' | tr '\n' ' ' |

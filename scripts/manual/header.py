@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a public header: its opening comment, and the sections between /* ---- Title ---- */ lines, each a list of
-items in the order of the file. A comment that touches a declaration describes it; another one stands for itself."""
+items in the order of the file. A comment that touches a declaration describes it; another one is a text of its own."""
 import re
 
 SECTION = re.compile(r"/\* ---- (.+?) -+ \*/$")

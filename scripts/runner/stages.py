@@ -37,7 +37,7 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "gcc": ["gcc-configure", "gcc-build", "gcc"],
     "quick": ["gcc-configure", "gcc-build", "quick"],
     "symbols": ["symbols", "imports"],
-    "format": ["format", "lines"],
+    "format": ["format", "lines", "words"],
     "layers": ["layers", "agent"],
     "docs": ["manual", "docs"],
     "python": ["python-wheel", "python-nccl", "slurm", "python-worlds", "python-alone", "python",
@@ -100,9 +100,10 @@ def commits(run):
 
 
 def format(run):  # pylint: disable=redefined-builtin
-    """clang-format, and lines of at most 120 columns"""
+    """clang-format, lines of at most 120 columns, words that were given up"""
     run.check("format", ["scripts/format.sh"])
     run.check("lines", ["scripts/check_lines.sh"])
+    run.check("words", ["scripts/check_words.sh"])
 
 
 def tidy(run):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of scripts/check_docs.py: what it finds in a page with planted faults."""
+"""Tests of scripts/check_docs.py: what it finds in a page with faults made on purpose."""
 import os
 import sys
 import unittest
@@ -87,7 +87,7 @@ FAULTS = (
 )
 
 
-class Planted(unittest.TestCase):
+class Injected(unittest.TestCase):
     """Each fault is found, and the page without it has none."""
 
     names = check_docs.Names("no such folder")

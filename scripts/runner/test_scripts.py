@@ -47,6 +47,25 @@ class CommitMessages(unittest.TestCase):
 
 
 @unittest.skipUnless(shutil.which("cc"), "no compiler")
+class Words(unittest.TestCase):
+    def check(self, text):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(text)
+            file.flush()
+            done = subprocess.run([os.path.join(ROOT, "scripts/check_words.sh"), file.name], capture_output=True,
+                                  text=True)
+        return done.returncode, done.stdout
+
+    def test_old_words_are_found_and_new_ones_named(self):
+        for old, new in (("the muster of ranks", "membership"), ("Planted", "inject_bug"), ("memory is lent", "export"),
+                         ("a face of the library", "compat"), ("#define NOTE_NONE 1", "alarm")):
+            status, text = self.check(old + "\n")
+            self.assertEqual((status, new in text), (1, True), old)
+
+    def test_parts_of_other_words_pass(self):
+        self.assertEqual(self.check("silent plantations surface; Hugging Face; a note_end; a seatbelt\n")[0], 0)
+
+
 class Needed(unittest.TestCase):
     """Libraries that a file of a wheel may need."""
 

@@ -80,7 +80,7 @@ void group_abort(struct epx_group *group, int status, int culprit)
 
     tell_node(group, word);
     if (group->proxies)
-        proxy_alarm(group->proxies, note_of_abort(word), 1);
+        proxy_alarm(group->proxies, alarm_of_abort(word), 1);
     if (!abort_word(group)) /* last: whoever sees it may end an operation of this rank */
         store_abort_word(group, group->heap.base, word);
 }
@@ -157,7 +157,7 @@ uint64_t group_give_up(struct epx_group *group)
         tell_node(group, word);
         /* As put_abort() in kernel/put.h: who noticed may have ended before its proxy could tell the other nodes. */
         if (group->proxies)
-            proxy_alarm(group->proxies, note_of_abort(word), ABORT_RANK(word) == group->rank);
+            proxy_alarm(group->proxies, alarm_of_abort(word), ABORT_RANK(word) == group->rank);
     }
     if (group->proxies && !proxy_stop(group->proxies))
         log_line(LOG_WARN, "rank %d: the network may still read memory of an operation that has failed", group->rank);

@@ -29,11 +29,11 @@
 /* Ranks of a simulation are not processes. Without a ledger what peers have mapped is freed with the last group. */
 static epx_status open_ledger(struct epx_group *group)
 {
-    const int lent = (group->device->ops->caps & DEVICE_LENT_HEAPS) != 0;
+    const int mapped = (group->device->ops->caps & DEVICE_MAPPED_HEAPS) != 0;
 
-    if (!runtime()->env && env_int("EPX_GIVEBACK", lent, 0, 1))
+    if (!runtime()->env && env_int("EPX_GIVEBACK", mapped, 0, 1))
         return ledger_create(group->nranks, group->rank, &group->ledger);
-    if (lent)
+    if (mapped)
         __atomic_store_n(&group->device->keeps, 1, __ATOMIC_RELAXED);
     return EPX_OK;
 }
@@ -73,7 +73,7 @@ epx_status group_open_heap(struct epx_group *group)
 static void close_memory(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
-    struct heap lent = {0};
+    struct heap exported = {0};
 
     group_marks_free(group);
     group_device_destroy(group);
@@ -88,14 +88,14 @@ static void close_memory(struct epx_group *group)
     if (group->net_memory)
         ops->host_free(group->device, group->net_memory);
     if (group->ledger)
-        lent = group->heap;
+        exported = group->heap;
     else if (group->heap.base)
         ops->heap_destroy(group->device, &group->heap);
     if (group->stand_in.base)
         ops->heap_destroy(group->device, &group->stand_in);
     ops->close(group->device);
     if (group->ledger)
-        giveback_keep(group->ledger, ops, &lent); /* behind close(): heaps of others are unmapped */
+        giveback_keep(group->ledger, ops, &exported); /* behind close(): heaps of others are unmapped */
 }
 
 epx_status group_free(struct epx_group *group)

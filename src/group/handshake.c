@@ -427,7 +427,7 @@ epx_status handshake_begin(struct epx_group *group)
 
     static_assert(sizeof(struct settings_message) >= HANDSHAKE_ROOM, "of one rank");
     group->room = calloc(n, exchange > sizeof(struct settings_message) ? exchange : sizeof(struct settings_message));
-    return group->room ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to hear from %zu ranks", n);
+    return group->room ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to receive from %zu ranks", n);
 }
 
 void *handshake_room(struct epx_group *group)

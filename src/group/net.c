@@ -60,7 +60,7 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 
 /* From a proxy thread: a rank of another node says who has failed (put_abort() in kernel/put.h), or whom it waits for:
  * the kernel that has asked waits for the next word (ask_waits() in kernel/waiting_for.h). */
-static void on_alarm(void *context, int rank, uint32_t note)
+static void on_alarm(void *context, int rank, uint32_t alarm)
 {
     struct epx_group *group = context;
     uint64_t *answer =
@@ -69,12 +69,12 @@ static void on_alarm(void *context, int rank, uint32_t note)
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
         return;
-    if (NOTE_CAUSE(note) == PHASE_MASKS && NOTE_CULPRIT(note) == group->rank) /* as wait_failed() tells its node */
-        group_aborted_by(group, abort_of_note(rank, note) | ABORT_LEFT_OUT);
-    else if (NOTE_CAUSE(note) < NOTE_ANSWER)
-        group_aborted_by(group, abort_of_note(rank, note));
+    if (ALARM_CAUSE(alarm) == PHASE_MASKS && ALARM_CULPRIT(alarm) == group->rank) /* as wait_failed() tells its node */
+        group_aborted_by(group, abort_of_alarm(rank, alarm) | ABORT_LEFT_OUT);
+    else if (ALARM_CAUSE(alarm) < ALARM_ANSWER)
+        group_aborted_by(group, abort_of_alarm(rank, alarm));
     else /* pairs with the acquire in ask_waits(); one writer, the thread of this peer */
-        __atomic_store_n(answer, WAITS_WORD(WAITS_BEAT(*answer) + 1, note), __ATOMIC_RELEASE);
+        __atomic_store_n(answer, WAITS_WORD(WAITS_BEAT(*answer) + 1, alarm), __ATOMIC_RELEASE);
 }
 
 /* From a proxy thread: `rank` waits for this one in vain. After a failure the answer is that failure. */
@@ -85,8 +85,8 @@ static uint32_t on_ask(void *context, int rank)
 
     (void)rank;
     if (word && !(word & ABORT_LEFT_OUT))
-        return note_of_abort(word);
-    return NOTE(WAITS_PEER(waits) & (KERNEL_MAX_RANKS - 1), NOTE_ANSWER + (int)(WAITS_BEAT(waits) % NOTE_BEATS));
+        return alarm_of_abort(word);
+    return ALARM(WAITS_PEER(waits) & (KERNEL_MAX_RANKS - 1), ALARM_ANSWER + (int)(WAITS_BEAT(waits) % ALARM_BEATS));
 }
 
 /* Whether a deadline has masked this rank. Where the mask is in GPU memory, what the kernel has told the host: that of

@@ -12,15 +12,15 @@
  *
  *   immediate, 32 bits
  *     0..11 source rank | 12..23 counter | 24..30 count - 1 | 31 version
- *     0..11 source rank | 12..22 note, lower | 23 = 1 | 24..30 note, upper | 31 version
+ *     0..11 source rank | 12..22 alarm, lower | 23 = 1 | 24..30 alarm, upper | 31 version
  *
- * The second form carries a note instead of a counter: kinds of counters are below 32, which leaves bit 23 to tell. A
- * note is 18 bits, culprit << 6 | cause, so that an abort is one message, which needs no memory and no order:
- *     cause below NOTE_STATUS    abort: a wait for the culprit expired in the phase `cause`
- *     cause below NOTE_ANSWER    abort: the culprit failed with the status cause - NOTE_STATUS
+ * The second form carries an alarm instead of a counter: kinds of counters are below 32, which leaves bit 23 to tell.
+ * An alarm has 18 bits, culprit << 6 | cause, so that an abort is one message, which needs no memory and no order:
+ *     cause below ALARM_STATUS   abort: a wait for the culprit expired in the phase `cause`
+ *     cause below ALARM_ANSWER   abort: the culprit failed with the status cause - ALARM_STATUS
  *     others                     an answer: the source waits for the rank in the culprit's place, and the beat of
- *                                its word control.waits is cause - NOTE_ANSWER, modulo NOTE_BEATS
- * A question, whom the peer waits for, is an ordinary signal of the kind SIG_ABORT, which its proxy answers by a note.
+ *                                its word control.waits is cause - ALARM_ANSWER, modulo ALARM_BEATS
+ * A question, whom the peer waits for, is an ordinary signal of the kind SIG_ABORT. Its proxy answers by an alarm.
  * Aborts and questions do not pass through rings, which may be full, but through words beside them (struct ring_dev).
  *
  * PUT means: copy `units` of 16 bytes from this rank's heap to the target rank's heap, and add one to the counter there
@@ -99,37 +99,37 @@ enum { ROUTE_SPREAD = 1 << 16, ROUTE_SHIFT = 17 };
             (ROUTE_IS_SPREAD(route, counter) ? ((uint32_t)(route) >> ROUTE_SHIFT) + COUNTER_SLOT(counter) : 0u)) % \
            (uint32_t)(rings)))
 EPX_STATIC_ASSERT(SIG_COUNT <= 32, "SPREAD_SIGNALS has a bit for each");
-EPX_STATIC_ASSERT(SIG_COUNT *COUNTER_SLOTS <= COMMAND_COUNTERS / 2, "every (kind, slot) is a counter, see notes");
+EPX_STATIC_ASSERT(SIG_COUNT *COUNTER_SLOTS <= COMMAND_COUNTERS / 2, "every (kind, slot) is a counter, see alarms");
 
 enum {
-    NOTE_CAUSE_BITS = 6,
-    NOTE_STATUS = 35,
-    NOTE_ANSWER = 48,
-    NOTE_BEATS = 16,
-    NOTE_LOW_BITS = 11, /* in the place of the counter, its highest bit excepted */
-    NOTE_BITS = 18
+    ALARM_CAUSE_BITS = 6,
+    ALARM_STATUS = 35,
+    ALARM_ANSWER = 48,
+    ALARM_BEATS = 16,
+    ALARM_LOW_BITS = 11, /* in the place of the counter, its highest bit excepted */
+    ALARM_BITS = 18
 };
-#define NOTE(culprit, cause) ((uint32_t)(culprit) << NOTE_CAUSE_BITS | (uint32_t)(cause))
-#define NOTE_CULPRIT(note) ((int)((note) >> NOTE_CAUSE_BITS))
-#define NOTE_CAUSE(note) ((int)((note) & ((1u << NOTE_CAUSE_BITS) - 1)))
-#define NOTE_NONE ((uint32_t)-1) /* no note */
-EPX_STATIC_ASSERT((int)PHASE_COUNT <= (int)NOTE_STATUS, "every phase is a cause");
-EPX_STATIC_ASSERT((int)NOTE_STATUS + (int)KSTATUS_LAST < (int)NOTE_ANSWER, "every status is a cause");
-EPX_STATIC_ASSERT(NOTE_ANSWER + NOTE_BEATS == 1 << NOTE_CAUSE_BITS, "answers are the rest");
+#define ALARM(culprit, cause) ((uint32_t)(culprit) << ALARM_CAUSE_BITS | (uint32_t)(cause))
+#define ALARM_CULPRIT(alarm) ((int)((alarm) >> ALARM_CAUSE_BITS))
+#define ALARM_CAUSE(alarm) ((int)((alarm) & ((1u << ALARM_CAUSE_BITS) - 1)))
+#define ALARM_NONE ((uint32_t)-1) /* no alarm */
+EPX_STATIC_ASSERT((int)PHASE_COUNT <= (int)ALARM_STATUS, "every phase is a cause");
+EPX_STATIC_ASSERT((int)ALARM_STATUS + (int)KSTATUS_LAST < (int)ALARM_ANSWER, "every status is a cause");
+EPX_STATIC_ASSERT(ALARM_ANSWER + ALARM_BEATS == 1 << ALARM_CAUSE_BITS, "answers are the rest");
 
 /* What an abort word says to ranks of other nodes. */
-COMMAND_FN uint32_t note_of_abort(uint64_t word)
+COMMAND_FN uint32_t alarm_of_abort(uint64_t word)
 {
     const int timeout = ABORT_STATUS(word) == KSTATUS_TIMEOUT;
-    return NOTE(ABORT_CULPRIT(word), timeout ? ABORT_PHASE(word) : NOTE_STATUS + ABORT_STATUS(word));
+    return ALARM(ABORT_CULPRIT(word), timeout ? ABORT_PHASE(word) : ALARM_STATUS + ABORT_STATUS(word));
 }
 
-/* The abort word that a note of `rank` stands for. */
-COMMAND_FN uint64_t abort_of_note(int rank, uint32_t note)
+/* The abort word that an alarm of `rank` means. */
+COMMAND_FN uint64_t abort_of_alarm(int rank, uint32_t alarm)
 {
-    const int cause = NOTE_CAUSE(note), culprit = NOTE_CULPRIT(note);
-    return cause < NOTE_STATUS ? ABORT_CAUSED(KSTATUS_TIMEOUT, cause, rank, culprit)
-                               : ABORT_CAUSED(cause - NOTE_STATUS, PHASE_NONE, rank, culprit);
+    const int cause = ALARM_CAUSE(alarm), culprit = ALARM_CULPRIT(alarm);
+    return cause < ALARM_STATUS ? ABORT_CAUSED(KSTATUS_TIMEOUT, cause, rank, culprit)
+                                : ABORT_CAUSED(cause - ALARM_STATUS, PHASE_NONE, rank, culprit);
 }
 
 struct command_fields {
@@ -186,24 +186,24 @@ COMMAND_FN uint32_t immediate_pack(uint32_t rank, uint32_t counter, uint32_t cou
            (uint32_t)IMMEDIATE_VERSION << IMMEDIATE_VERSION_AT;
 }
 
-enum { IMMEDIATE_NOTE_AT = IMMEDIATE_COUNT_AT - 1 };
-EPX_STATIC_ASSERT(NOTE_BITS == NOTE_LOW_BITS + IMMEDIATE_COUNT_BITS, "a note fills counter and count");
-EPX_STATIC_ASSERT(NOTE_BITS == IMMEDIATE_RANK_BITS + NOTE_CAUSE_BITS, "every rank may be the culprit");
+enum { IMMEDIATE_ALARM_AT = IMMEDIATE_COUNT_AT - 1 };
+EPX_STATIC_ASSERT(ALARM_BITS == ALARM_LOW_BITS + IMMEDIATE_COUNT_BITS, "an alarm fills counter and count");
+EPX_STATIC_ASSERT(ALARM_BITS == IMMEDIATE_RANK_BITS + ALARM_CAUSE_BITS, "every rank may be the culprit");
 
-COMMAND_FN uint32_t immediate_pack_note(uint32_t rank, uint32_t note)
+COMMAND_FN uint32_t immediate_pack_alarm(uint32_t rank, uint32_t alarm)
 {
-    return (rank & (IMMEDIATE_MAX_RANKS - 1)) | (note & (uint32_t)LOW_BITS(NOTE_LOW_BITS)) << IMMEDIATE_COUNTER_AT |
-           1u << IMMEDIATE_NOTE_AT | (note >> NOTE_LOW_BITS & (IMMEDIATE_MAX_COUNT - 1)) << IMMEDIATE_COUNT_AT |
+    return (rank & (IMMEDIATE_MAX_RANKS - 1)) | (alarm & (uint32_t)LOW_BITS(ALARM_LOW_BITS)) << IMMEDIATE_COUNTER_AT |
+           1u << IMMEDIATE_ALARM_AT | (alarm >> ALARM_LOW_BITS & (IMMEDIATE_MAX_COUNT - 1)) << IMMEDIATE_COUNT_AT |
            (uint32_t)IMMEDIATE_VERSION << IMMEDIATE_VERSION_AT;
 }
 
-/* NOTE_NONE: the immediate has a counter. */
-COMMAND_FN uint32_t immediate_note(uint32_t imm)
+/* ALARM_NONE: the immediate has a counter. */
+COMMAND_FN uint32_t immediate_alarm(uint32_t imm)
 {
-    if (!(imm >> IMMEDIATE_NOTE_AT & 1))
-        return NOTE_NONE;
-    return (imm >> IMMEDIATE_COUNTER_AT & (uint32_t)LOW_BITS(NOTE_LOW_BITS)) |
-           (imm >> IMMEDIATE_COUNT_AT & (IMMEDIATE_MAX_COUNT - 1)) << NOTE_LOW_BITS;
+    if (!(imm >> IMMEDIATE_ALARM_AT & 1))
+        return ALARM_NONE;
+    return (imm >> IMMEDIATE_COUNTER_AT & (uint32_t)LOW_BITS(ALARM_LOW_BITS)) |
+           (imm >> IMMEDIATE_COUNT_AT & (IMMEDIATE_MAX_COUNT - 1)) << ALARM_LOW_BITS;
 }
 
 COMMAND_FN uint32_t immediate_rank(uint32_t imm)
@@ -243,7 +243,7 @@ struct ring_dev {
     uint64_t *stop;        /* 1: this rank has given up: the proxy drops what it has not posted; host memory */
     uint64_t *stopped;     /* 1: and the network reads this rank's memory no more; written by the proxy, host memory.
                               2: the proxy is stuck, and kernels do not wait for it again; written by them */
-    uint64_t *alarm;       /* 0, or ALARM_SET | a note for peers of this ring; the first one stays; host memory */
+    uint64_t *alarm;       /* 0, or ALARM_SET | an alarm for peers of this ring; the first one stays; host memory */
     uint64_t *ask;         /* WAITS_WORD: a question to this peer; a new beat is a new question; host memory */
     uint64_t *asked;       /* the last question that the proxy has taken; written by it, host memory */
     uint64_t *blocked;     /* 0, or 1 + the peer whose queue must empty first; written by the proxy, host memory */

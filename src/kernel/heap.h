@@ -74,8 +74,8 @@ EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 #define ABORT_CULPRIT(word) ((int)((word) >> 16 & 0xffff))
 #define ABORT_RANK(word) ((int)((word)&0xffff))
 
-/* control.waits: beat << 32 | rank that is waited for. The beat grows as long as the wait lasts: a word that stands
- * still is that of a rank that does not wait, or does not run. */
+/* control.waits: beat << 32 | rank that is waited for. The beat grows as long as the wait lasts: a word that
+ * does not change is that of a rank that does not wait, or does not run. */
 #define WAITS_WORD(beat, peer) ((uint64_t)(beat) << 32 | (uint64_t)(uint32_t)(peer))
 #define WAIT_SLICES 16 /* of a deadline: how often the word is stored; each at most WAIT_SLICE_MAX_NS */
 #define WAIT_SLICE_MAX_NS 500000000u

@@ -41,7 +41,7 @@ KFN struct hd_row hd_own_row(const struct ht_dispatch_params *p, int t, char *sc
     r.scale_stride = p->in.scale_stride;
     r.scratch = scratch;
     r.descs = descs;
-    r.near = NULL;
+    r.own = NULL;
     r.bare = HD_EXTRAS_FIRST;
     return r;
 }
@@ -190,7 +190,7 @@ KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint6
         return 1;
     if (p->nodes && pulled && ag_index(ag) == 0 && hd_release_pulled(ag, p))
         return 1;
-    const int64_t lines = p->h->state->windowed ? p->near.map_lines : p->desc.map_lines;
+    const int64_t lines = p->h->state->windowed ? p->own.map_lines : p->desc.map_lines;
     if (p->h->state->recv_rows > hd_capacity(p))
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, hd_capacity(p), 0, 0);
     else if (p->signature.extra & SIGNATURE_MAP && p->h->state->tokens > lines)

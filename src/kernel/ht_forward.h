@@ -226,7 +226,7 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, con
     const int K = p->h->state->topk, s = g->relay_sources[j];
     const size_t bytes = hd_record_bytes(p);
     char *record =
-        ht_near_record(ag, g, net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * bytes, bytes);
+        ht_copy_record(ag, g, net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * bytes, bytes);
     struct hd_row row;
 
     if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
@@ -245,7 +245,7 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, con
     row.scale_stride = 4;
     row.scratch = NULL;
     row.descs = descs;
-    row.near = NULL;
+    row.own = NULL;
     row.bare = 0;
     hd_place_row(ag, p, &row);
     return 0;

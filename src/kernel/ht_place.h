@@ -67,19 +67,19 @@ struct hd_row {
     const int32_t *line;      /* [K] or NULL: EXPERT_MAJOR, the token's lines in source maps */
     int src_rank, src_token;
     const struct hd_desc *descs; /* [R]: the node's descriptors close at hand, or NULL */
-    const struct hd_desc *near;  /* not NULL: this rank takes the row from a window, into these tensors; nobody else */
+    const struct hd_desc *own;   /* not NULL: this rank takes the row from a window, into these tensors; nobody else */
     int bare;                    /* 1: what goes with the row is written already (hd_place_extras) */
 };
 
 KFN const struct hd_desc *hd_desc_for(const struct group_dev *g, const struct hd_row *r, int rank)
 {
-    return r->near ? r->near : r->descs ? &r->descs[rank] : hd_desc_of(g, rank);
+    return r->own ? r->own : r->descs ? &r->descs[rank] : hd_desc_of(g, rank);
 }
 
 /* Is the row written to rank d here? */
 KFN int hd_writes_to(const struct group_dev *g, const struct hd_row *r, int d)
 {
-    if (r->near)
+    if (r->own)
         return d == g->rank;
     return is_local(g, d) && g->mask[d] && !hd_desc_for(g, r, d)->pulls;
 }

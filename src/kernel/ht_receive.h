@@ -9,7 +9,7 @@
 /* Rows that the tensors of this rank have room for, or the receive buffer in their place. */
 KFN int64_t hd_capacity(const struct ht_dispatch_params *p)
 {
-    return p->h->state->windowed ? p->near.capacity : p->desc.capacity;
+    return p->h->state->windowed ? p->own.capacity : p->desc.capacity;
 }
 
 KFN void hd_zero_row(struct agent *ag, const struct ht_dispatch_params *p, int64_t row)

@@ -65,7 +65,7 @@ KFN_STEP int hc_resolve_round(struct agent *ag, const struct ht_combine_params *
 
     for (int64_t i = ht_first_item(ag, before); i < n; i += ag_count(ag)) {
         char *at = net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * route;
-        char *record = ht_near_record(ag, g, at, route);
+        char *record = ht_copy_record(ag, g, at, route);
         if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HC_BLOCK, g->relay_sources[j], g->experts, -1);
         if (AG_STAGED)
@@ -102,7 +102,7 @@ KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, c
     const uint64_t out = ht_relay_slot(g, j, r) + (uint64_t)i * bytes;
     const size_t route = ht_route_bytes(p->h);
     char *record =
-        ht_near_record(ag, g, net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * route, route);
+        ht_copy_record(ag, g, net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * route, route);
     const int32_t *ids = (const int32_t *)record + 1, *pos = ids + K;
     char *row = net_at(g, out);
 

@@ -193,29 +193,29 @@ KFN void ht_drop_route(struct agent *ag, const struct group_dev *g, const struct
     ag_sync(ag);
 }
 
-#define HT_NEAR_BATCH 4 /* words of a lane that are on their way together */
+#define HT_RECORD_BATCH 4 /* words of a lane that are on their way together */
 
 /* A record that an agent works on, close at hand: in a heap that a GPU has across a bus, every word would be a trip of
  * its own. Not by ag_copy(), which would take registers from the sums of combine. */
-KFN_STEP char *ht_near_record(struct agent *ag, const struct group_dev *g, char *record, size_t bytes)
+KFN_STEP char *ht_copy_record(struct agent *ag, const struct group_dev *g, char *record, size_t bytes)
 {
 #if AG_STAGED
-    uint64_t *near = (uint64_t *)(g->records + (size_t)ag_index(ag) * g->record_stride);
+    uint64_t *copy = (uint64_t *)(g->records + (size_t)ag_index(ag) * g->record_stride);
     const int words = (int)(bytes / 8);
 
     ag_sync(ag); /* all lanes are through with the last one */
-    for (int first = ag_lane(ag); first < words; first += HT_NEAR_BATCH * AG_LANES) {
-        uint64_t word[HT_NEAR_BATCH];
+    for (int first = ag_lane(ag); first < words; first += HT_RECORD_BATCH * AG_LANES) {
+        uint64_t word[HT_RECORD_BATCH];
         AG_UNROLL
-        for (int i = 0; i < HT_NEAR_BATCH; i++)
+        for (int i = 0; i < HT_RECORD_BATCH; i++)
             word[i] = first + i * AG_LANES < words ? ((const uint64_t *)record)[first + i * AG_LANES] : 0;
         AG_UNROLL
-        for (int i = 0; i < HT_NEAR_BATCH; i++)
+        for (int i = 0; i < HT_RECORD_BATCH; i++)
             if (first + i * AG_LANES < words)
-                near[first + i * AG_LANES] = word[i];
+                copy[first + i * AG_LANES] = word[i];
     }
     ag_sync(ag);
-    return (char *)near;
+    return (char *)copy;
 #else
     (void)ag;
     (void)g;

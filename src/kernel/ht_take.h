@@ -85,7 +85,7 @@ KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p
     r.ids = hd_shown_route(g, p->h, s, k, i);
     r.pos = r.ids + K;
     r.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)lines + K : NULL;
-    r.line = p->near.map && p->h->line ? lines : NULL;
+    r.line = p->own.map && p->h->line ? lines : NULL;
     r.src_rank = s;
     r.src_token = k * g->ht.take_tokens + i;
     r.data = hd_shown_row(g, s, k, i);
@@ -93,7 +93,7 @@ KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p
     r.scale_stride = 4;
     r.scratch = NULL;
     r.descs = NULL;
-    r.near = &p->near;
+    r.own = &p->own;
     r.bare = 0;
     hd_place_row(ag, p, &r);
 }
@@ -162,7 +162,7 @@ KFN_STEP void hd_take_relayed(struct agent *ag, const struct ht_dispatch_params 
     row.ids = (const int32_t *)record + 1;
     row.pos = row.ids + K;
     row.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)(record + hd_weights_at(p)) : NULL;
-    row.line = p->near.map && p->h->line ? row.pos + K : NULL;
+    row.line = p->own.map && p->h->line ? row.pos + K : NULL;
     row.src_rank = s;
     row.src_token = *(const int32_t *)record;
     row.data = heap_at(g, relay, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
@@ -170,7 +170,7 @@ KFN_STEP void hd_take_relayed(struct agent *ag, const struct ht_dispatch_params 
     row.scale_stride = 4;
     row.scratch = NULL;
     row.descs = NULL;
-    row.near = &p->near;
+    row.own = &p->own;
     row.bare = 0;
     hd_place_row(ag, p, &row);
 }

@@ -173,7 +173,7 @@ struct group_dev {
     uint64_t *expected_all; /* as aggregates: rows expected so far, of all ranks together */
     int32_t *order;         /* [2*M]: low-latency staging order, and the keys that it follows, see ll_order() */
     /* High throughput, where each stage is a launch: what kernels would else read word by word across a bus. */
-    char *records;          /* [max_agents]: the record that an agent works on, see ht_near_record() */
+    char *records;          /* [max_agents]: the record that an agent works on, see ht_copy_record() */
     uint64_t record_stride; /* of that */
     char *net;              /* the memory of this rank that the network reads and writes: its heap, or host memory */
     char *near_counts;      /* [R]: what each rank said in the last update, see hn_fetch() */
@@ -397,7 +397,7 @@ struct ht_dispatch_params {
     const float *weights;
     uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there */
     struct hd_desc desc; /* where senders write */
-    struct hd_desc near; /* what this rank writes where it takes its rows from windows: its tensors */
+    struct hd_desc own;  /* what this rank writes where it takes its rows from windows: its tensors */
     int32_t buffered;    /* BUFFERED_* */
     int32_t nodes;       /* 1: the group has several */
     int32_t drop;        /* DROP_* */

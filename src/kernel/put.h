@@ -20,7 +20,7 @@ struct put_batch {
 
 KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
 {
-    return (char *)((uintptr_t)g->heap[rank] + offset); /* of struct hd_desc.near: anywhere */
+    return (char *)((uintptr_t)g->heap[rank] + offset); /* of struct ht_dispatch_params.own: anywhere */
 }
 
 /* Where the network of this rank reads and writes. */
@@ -69,14 +69,14 @@ KFN_STEP void put(struct agent *ag, const struct group_dev *g, struct put_batch 
 
 /*
  * The abort word to ranks of other nodes, through a word of each ring, which has room when the ring has none. Nothing
- * is written into their heaps, which they read at any time: a note says what the word says, and their proxies store
+ * is written into their heaps, which they read at any time: an alarm says what the word says, and their proxies store
  * the word. Who noticed tells all ranks. Who heard of it tells the rank that relays for it in each node: should the
  * proxy of the first be stuck, its word still reaches all nodes.
  */
 KFN_STEP void put_abort(struct agent *ag, const struct group_dev *g, uint64_t word)
 {
     struct control *own = (struct control *)g->heap[g->rank];
-    const uint64_t alarm = ALARM_SET | (ABORT_RANK(word) == g->rank ? ALARM_ALL : 0) | note_of_abort(word);
+    const uint64_t alarm = ALARM_SET | (ABORT_RANK(word) == g->rank ? ALARM_ALL : 0) | alarm_of_abort(word);
 
     if (!has_nodes(g))
         return;

@@ -5,7 +5,7 @@
  * words from rank to rank (find_culprit()): the culprit is the first rank that does not wait, or does not run.
  *
  *   rank 1                       rank 0                       rank 3
- *   waits for 0: waits = (n, 0)  waits for 3: waits = (n, 3)  gone: its word stands still
+ *   waits for 0: waits = (n, 0)  waits for 3: waits = (n, 3)  gone: its word does not change
  *   expires; the word of 0 changes and names 3, that of 3 does not change: abort word with the culprit 3
  *
  * The word is in the control block, for the ranks of the node. For those of others the rank's proxy, which runs as long
@@ -13,7 +13,7 @@
  *
  *   kernel                    own proxy          network           proxy of `rank`
  *   ring.ask = (n, rank) -->  question     ---------------------->  reads control.waits, or the abort word
- *   counters[SIG_ABORT][rank] = (m, answer)  <--------------------  note (kernel/command.h)
+ *   counters[SIG_ABORT][rank] = (m, answer)  <--------------------  alarm (kernel/command.h)
  */
 #ifndef EPX_KERNEL_WAITING_FOR_H
 #define EPX_KERNEL_WAITING_FOR_H
@@ -203,7 +203,7 @@ KFN_STEP uint64_t next_answer(struct agent *ag, const struct group_dev *g, int r
         if (wait_aloud(ag, g, answer_word(g, g->rank), 1, own.peer, wait_slice(g)) > WAIT_TIMEOUT || has_come(ag, own))
             return NO_ANSWER;
         const uint64_t next = ask_waits(ag, g, rank, own);
-        if (!WAITS_BEAT(next) || NOTE_CAUSE((uint32_t)next) != NOTE_CAUSE((uint32_t)before))
+        if (!WAITS_BEAT(next) || ALARM_CAUSE((uint32_t)next) != ALARM_CAUSE((uint32_t)before))
             return next;
     }
     return before == OWN_PROXY_STUCK ? OWN_PROXY_STUCK : NO_ANSWER;
@@ -222,7 +222,7 @@ KFN_STEP int waits_for(struct agent *ag, const struct group_dev *g, int rank, st
         word = local ? next_beat(ag, g, rank, word, own) : next_answer(ag, g, rank, word, own);
         if (ag_any(ag, !WAITS_BEAT(word)))
             break;
-        whom = local ? WAITS_PEER(word) : NOTE_CULPRIT((uint32_t)word);
+        whom = local ? WAITS_PEER(word) : ALARM_CULPRIT((uint32_t)word);
         if (whom >= g->nranks) /* from another rank's memory, or from the network */
             whom = -1;
     }

@@ -18,8 +18,8 @@ static int drop_rules(const struct epx_handle *handle)
     return DROP_ZONES | (handle->config.flags & EPX_HANDLE_DROP_TOKENS ? DROP_TOKENS : 0);
 }
 
-/* FLAT rows are dropped by a first update, which says which tokens stay: the routing of a second one, which then gives
- * places and counts to these. The total is that of the first. */
+/* FLAT rows are dropped in two updates. The first one says which tokens stay. They are the routing of the second one,
+ * which gives them places and counts. The total is that of the first. */
 static epx_status drop_flat(struct epx_handle *handle, struct ht_notify_params *p, struct device_stream *stream)
 {
     struct ht_notify_params first;
@@ -161,22 +161,22 @@ static uint64_t offset_of(const struct epx_group *group, const epx_tensor *t)
 /* Where rows are taken from windows: all tensors are the caller's own. */
 static void make_near(const struct epx_group *group, const struct dispatch_args *args, struct ht_dispatch_params *p)
 {
-    struct hd_desc *near = &p->near;
+    struct hd_desc *own = &p->own;
 
-    near->signature = p->signature;
-    near->idx = p->desc.idx;
-    near->tokens = offset_of(group, &args->out_tokens);
-    near->token_stride = (uint64_t)p->final.stride;
-    near->scales = offset_of(group, &args->out_scales);
-    near->scale_row_stride = (uint64_t)p->final.scale_row_stride;
-    near->scale_stride = (uint64_t)p->final.scale_stride;
-    near->weights = offset_of(group, &args->out_weights);
-    near->topk_idx = offset_of(group, &args->out_idx);
-    near->src_rank = offset_of(group, &args->src_rank);
-    near->src_token = offset_of(group, &args->src_token);
-    near->map = offset_of(group, &args->source_map);
-    near->map_lines = args->source_map.shape[0];
-    near->capacity = args->out_tokens.shape[0];
+    own->signature = p->signature;
+    own->idx = p->desc.idx;
+    own->tokens = offset_of(group, &args->out_tokens);
+    own->token_stride = (uint64_t)p->final.stride;
+    own->scales = offset_of(group, &args->out_scales);
+    own->scale_row_stride = (uint64_t)p->final.scale_row_stride;
+    own->scale_stride = (uint64_t)p->final.scale_stride;
+    own->weights = offset_of(group, &args->out_weights);
+    own->topk_idx = offset_of(group, &args->out_idx);
+    own->src_rank = offset_of(group, &args->src_rank);
+    own->src_token = offset_of(group, &args->src_token);
+    own->map = offset_of(group, &args->source_map);
+    own->map_lines = args->source_map.shape[0];
+    own->capacity = args->out_tokens.shape[0];
 }
 
 static void make_desc(const struct epx_handle *handle, const struct dispatch_args *args, struct ht_dispatch_params *p)
@@ -223,8 +223,8 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
 /* Calls without windows after which none are expected: the framework's tensors have been imported by then. */
 #define WINDOWS_QUIET 8
 
-/* Are steps of windows to be expected? Where tensors of this rank are in no reach (`own`), they are; else where for a
- * while no operation had any because of others, they are not. */
+/* Are steps of windows expected? Yes, if others do not reach tensors of this rank (`own`). Otherwise not, once for a
+ * while no operation had any because of other ranks. */
 static int windows_expected(struct epx_group *group, int own)
 {
     /* A hint that kernels of earlier calls may still change: it decides how fast steps are, not whether they are. */
@@ -243,9 +243,10 @@ static int windows_expected(struct epx_group *group, int own)
     return group->windows_quiet < WINDOWS_QUIET;
 }
 
-/* Where each stage is a launch: between nodes turns of rounds; steps of windows of so many tokens, and `more` steps
- * behind them. `own`: tensors of this rank are in no reach. What the update has found, or the most that there can be:
- * the update has not run, or may run again before a graph does, or was another handle's (epx_handle_config.memory). */
+/* How many launches the turns of an operation need where each stage is a launch: between nodes the turns of its rounds,
+ * inside a node the steps of windows of so many tokens and `more` steps behind them. `own`: others do not reach tensors
+ * of this rank. The number is what the update has found. It is the largest possible one if the update has not run, may
+ * run again before a graph does, or was another handle's (epx_handle_config.memory). */
 static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window, int more, int own)
 {
     struct epx_group *group = handle->group;
@@ -304,7 +305,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.in_place = in_place_offset(handle, args, &p);
     p.turns = turns_of(handle, stream, handle->group->plan.ht.take_tokens, 1, p.buffered); /* taken in the next step */
     regions_import(handle->group, stream);
-    const int64_t room = handle->group->plan.ht.window ? p.near.capacity : p.desc.capacity;
+    const int64_t room = handle->group->plan.ht.window ? p.own.capacity : p.desc.capacity;
     if (args->if_expected && room < (int64_t)handle->expected_rows)
         return fail(EPX_ERR_ARGUMENT,
                     "epx_dispatch: config.if_expected: expected room for expected_rows = %u rows, got %" PRId64,
@@ -360,7 +361,8 @@ static void make_combine_desc(struct epx_handle *handle, const struct combine_ar
     p->own_weights = args->weights.data;
 }
 
-/* The largest memory is too small, and no graph has it: a kernel in the queue may. */
+/* Frees the largest memory, which is too small and which no graph has. A kernel in the queue may still use it, so this
+ * waits for the stream. */
 static epx_status free_kept(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
@@ -375,8 +377,8 @@ static epx_status free_kept(struct epx_group *group)
     return EPX_OK;
 }
 
-/* Memory for the rows of other nodes, as much as any call of the group has wanted. What a graph was recorded with stays
- * until the group is destroyed; so does what a stream that is being recorded cannot be waited for. */
+/* Memory for the rows of other nodes, as much as any call of the group has needed. What a graph was recorded with stays
+ * until the group is destroyed. So does memory in use when a stream is being recorded, which cannot be waited for. */
 static epx_status reserve_kept(struct epx_group *group, uint64_t bytes, struct device_stream *stream)
 {
     const int captured = group->device->ops->stream_captures(group->device, group_stream(group, stream));

@@ -4,11 +4,11 @@
  * wait for a peer that is gone: what a failing rank has to say does not pass through it.
  *
  *   kernel, host                     this thread                                   peers' proxies
- *   ring.alarm = note  ----------->  the note to all peers, or to the relays --->  on_alarm: set the abort word
+ *   ring.alarm = alarm ----------->  the alarm to all peers, or to the relays -->  on_alarm: set the abort word
  *   ring.ask = rank    ----------->  a question to one peer  ------------------->  on_ask
- *   on_alarm: an answer  <-------------------------------------------------------  the note that on_ask returned
+ *   on_alarm: an answer  <-------------------------------------------------------  the alarm that on_ask returned
  *
- * A rank that was masked while it was late, and goes on to send, is told so: a note with itself as the culprit.
+ * A rank that was masked while it was late, and goes on to send, is told so: an alarm with itself as the culprit.
  *
  * An endpoint that is closed after a failure first waits until its aborts have left.
  *
@@ -24,10 +24,10 @@
 #define TELL_NS 250000000u
 #define TELL_POLL_NS 50000
 
-/* A note, or a question if it is NOTE_NONE. No kernel has pushed it: it counts as no command. */
-static int send_alarm(struct proxy_thread *t, struct peer *peer, uint32_t note)
+/* An alarm, or a question if it is ALARM_NONE. No kernel has pushed it: it counts as no command. */
+static int send_alarm(struct proxy_thread *t, struct peer *peer, uint32_t alarm)
 {
-    const struct pending put = {.counter = (uint16_t)COUNTER(t->group->options.alarm_kind, 0), .note = note};
+    const struct pending put = {.counter = (uint16_t)COUNTER(t->group->options.alarm_kind, 0), .alarm = alarm};
 
     return peer->dead || put_enqueue(t, peer, &put);
 }
@@ -60,7 +60,7 @@ static int take_ask(struct proxy_thread *t)
     t->asked_word = word;
     __atomic_store_n(t->ring.dev.asked, word, __ATOMIC_RELEASE); /* pairs with the acquire in question_taken() */
     if (rank < (uint32_t)t->group->options.nranks && t->by_rank[rank] >= 0)
-        send_alarm(t, &t->peers[t->by_rank[rank]], NOTE_NONE); /* without room: it will be asked again */
+        send_alarm(t, &t->peers[t->by_rank[rank]], ALARM_NONE); /* without room: it will be asked again */
     return 1;
 }
 
@@ -79,7 +79,7 @@ void alarm_answer(struct proxy_thread *t, int rank)
         send_alarm(t, &t->peers[t->by_rank[rank]], o->on_ask(o->context, rank));
 }
 
-/* Each bug, also that of rows which are on their way when the note comes, counts on a rank that is not told. */
+/* Each bug, also that of rows which are on their way when the alarm comes, counts on a rank that is not told. */
 #define TELLS(right) INJECT_BUG(BUG_NOT_TOLD, 0, INJECT_BUG(BUG_RECV_HALF, 0, right))
 
 void alarm_left_out(struct proxy_thread *t, int rank)
@@ -88,7 +88,7 @@ void alarm_left_out(struct proxy_thread *t, int rank)
     struct peer *peer = &t->peers[t->by_rank[rank]];
 
     if (o->goes_on_without && !peer->told_left && TELLS(o->goes_on_without(o->context, rank)))
-        peer->told_left = send_alarm(t, peer, NOTE(rank, PHASE_MASKS)) != 0;
+        peer->told_left = send_alarm(t, peer, ALARM(rank, PHASE_MASKS)) != 0;
 }
 
 /* Agents that wait for room in the ring wait for the peer whose queue is full. */

@@ -11,7 +11,7 @@
  * sent[peer] counts the commands that have completed, or that were dropped because the peer is lost: agents wait for it
  * before they reuse the memory of the source bytes, and must not wait for what will never complete.
  *
- * Notes and questions (alarm.c) count nothing.
+ * Alarms and questions (alarm.c) count nothing.
  *
  * A counter has one writer: the pair (this rank, source) always uses the same thread for it. It is never reset.
  * `sent` of a peer may have several.
@@ -141,7 +141,7 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
 {
     const struct proxy_options *o = &t->group->options;
     const uint32_t imm = event->immediate, rank = immediate_rank(imm), counter = immediate_counter(imm);
-    const uint32_t note = immediate_note(imm);
+    const uint32_t alarm = immediate_alarm(imm);
     uint64_t *word, before;
 
     if (immediate_version(imm) != IMMEDIATE_VERSION) {
@@ -152,14 +152,14 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
         refuse(t, event, event->peer, rank, "an immediate arrived from a rank that is no peer of this endpoint");
         return;
     }
-    if (note != NOTE_NONE && o->on_alarm && NOTE_CULPRIT(note) < o->nranks) {
+    if (alarm != ALARM_NONE && o->on_alarm && ALARM_CULPRIT(alarm) < o->nranks) {
         stat_add(&t->stats.arrivals, 1);
-        o->on_alarm(o->context, (int)rank, note);
+        o->on_alarm(o->context, (int)rank, alarm);
         t->ring_bell = 1;
         return;
     }
     alarm_left_out(t, (int)rank);
-    if (note != NOTE_NONE || !counter_exists(o, counter)) {
+    if (alarm != ALARM_NONE || !counter_exists(o, counter)) {
         refuse(t, event, COUNTER(o->kinds, 0), counter, "an immediate arrived for a counter that does not exist");
         return;
     }

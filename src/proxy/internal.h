@@ -31,9 +31,9 @@ struct pending {
     uint64_t source, end; /* bytes [source, end) of the own heap; 0 and 0 without bytes */
     uint64_t target;
     uint16_t counter;
-    uint8_t count; /* commands in it, 1 to IMMEDIATE_MAX_COUNT */
-    uint8_t flow;  /* enum proxy_flow */
-    uint32_t note; /* or NOTE_NONE: it has a counter */
+    uint8_t count;  /* commands in it, 1 to IMMEDIATE_MAX_COUNT */
+    uint8_t flow;   /* enum proxy_flow */
+    uint32_t alarm; /* or ALARM_NONE: it has a counter */
 };
 
 /* A put that was posted, by sequence number % depth. */

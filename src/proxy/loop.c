@@ -207,7 +207,7 @@ static void fill_put(const struct proxy_options *o, struct command_fields f, str
     put->counter = (uint16_t)f.counter;
     put->count = 1;
     put->flow = o->flows ? o->flows[COUNTER_KIND(f.counter)] : PROXY_LOW_LATENCY;
-    put->note = NOTE_NONE;
+    put->alarm = ALARM_NONE;
 }
 
 /* Merges b into a if they have the same counter and are contiguous on both sides, or one of them has no bytes. */
@@ -215,7 +215,7 @@ static int merge(struct pending *a, const struct pending *b, uint64_t most)
 {
     const uint64_t a_bytes = a->end - a->source, b_bytes = b->end - b->source;
 
-    if (a->counter != b->counter || a->note != b->note || a->count + b->count > IMMEDIATE_MAX_COUNT)
+    if (a->counter != b->counter || a->alarm != b->alarm || a->count + b->count > IMMEDIATE_MAX_COUNT)
         return 0;
     if (a_bytes == 0 || b_bytes == 0) {
         if (a_bytes == 0) {
@@ -380,8 +380,8 @@ static int post(struct proxy_thread *t, struct peer *peer, const struct pending 
         .bytes = bytes,
         .source = p->source,
         .target = p->target,
-        .immediate = p->note == NOTE_NONE ? immediate_pack((uint32_t)t->group->options.rank, p->counter, count)
-                                          : immediate_pack_note((uint32_t)t->group->options.rank, p->note),
+        .immediate = p->alarm == ALARM_NONE ? immediate_pack((uint32_t)t->group->options.rank, p->counter, count)
+                                            : immediate_pack_alarm((uint32_t)t->group->options.rank, p->alarm),
         .more = 1, /* flush rings the doorbell once per iteration */
         .cookie = cookie_of(peer),
     };

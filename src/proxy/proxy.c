@@ -413,15 +413,15 @@ int proxy_step(struct proxy_group *g, int index)
     return proxy_progress(&g->threads[index]);
 }
 
-void proxy_alarm(struct proxy_group *g, uint32_t note, int to_all)
+void proxy_alarm(struct proxy_group *g, uint32_t alarm, int to_all)
 {
-    const uint64_t alarm = ALARM_SET | (to_all ? ALARM_ALL : 0) | note;
+    const uint64_t word = ALARM_SET | (to_all ? ALARM_ALL : 0) | alarm;
 
     for (int i = 0; i < g->options.threads; i++) {
         uint64_t none = 0;
 
         /* Release: pairs with the acquire in alarm_waits(). */
-        if (__atomic_compare_exchange_n(g->threads[i].ring.dev.alarm, &none, alarm, 0, __ATOMIC_RELEASE,
+        if (__atomic_compare_exchange_n(g->threads[i].ring.dev.alarm, &none, word, 0, __ATOMIC_RELEASE,
                                         __ATOMIC_RELAXED))
             thread_wake(&g->threads[i]);
     }

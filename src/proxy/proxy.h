@@ -63,9 +63,9 @@ struct proxy_options {
     uint64_t ring_start; /* first value of the ring counters: 0, except in tests of their wrap-around */
     /* An error on the group: called once per distinct fault, from a proxy thread. status is an epx_status. */
     void (*on_error)(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text);
-    /* A note came from `rank`; called from a proxy thread. NULL = no such kind. */
-    void (*on_alarm)(void *context, int rank, uint32_t note);
-    /* `rank` asks whom this rank waits for: the note to answer with. Likewise; needs on_alarm. */
+    /* An alarm came from `rank`; called from a proxy thread. NULL = no such kind. */
+    void (*on_alarm)(void *context, int rank, uint32_t alarm);
+    /* `rank` asks whom this rank waits for: the alarm to answer with. Likewise; needs on_alarm. */
     uint32_t (*on_ask)(void *context, int rank);
     /* Something came from `rank`: whether this rank goes on without it, and it should be told so. Likewise, or NULL;
      * needs on_alarm. */
@@ -114,8 +114,8 @@ void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *sta
 /* Waits until all pushed commands are posted and completed. EPX_ERR_TIMEOUT at the deadline; the message names the
  * peer. In a simulation: one iteration of each thread, and EPX_ERR_NOT_READY until nothing is left. */
 epx_status proxy_quiet(struct proxy_group *proxies);
-/* Sends a note to all peers, or to the relays alone: once, the first one. From any thread; does not wait. */
-void proxy_alarm(struct proxy_group *proxies, uint32_t note, int to_all);
+/* Sends an alarm to all peers, or to the relays alone: once, the first one. From any thread; does not wait. */
+void proxy_alarm(struct proxy_group *proxies, uint32_t alarm, int to_all);
 /* This rank has given up: drops what is not posted, aborts excepted, and waits until the network reads no memory of
  * this rank any more, at most half of timeout_ms. 0: a thread has not come back from the network by then. */
 int proxy_stop(struct proxy_group *proxies);

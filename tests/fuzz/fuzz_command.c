@@ -155,10 +155,10 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
         rank->lost[peer]++;
 }
 
-static void on_alarm(void *context, int from, uint32_t note)
+static void on_alarm(void *context, int from, uint32_t alarm)
 {
     FUZZ_REQUIRE(from > 1 && from < RANKS);
-    FUZZ_REQUIRE(NOTE_CULPRIT(note) < RANKS && note < 1u << NOTE_BITS);
+    FUZZ_REQUIRE(ALARM_CULPRIT(alarm) < RANKS && alarm < 1u << ALARM_BITS);
     ((struct rank *)context)->alarms++;
 }
 
@@ -166,7 +166,7 @@ static uint32_t on_ask(void *context, int from)
 {
     (void)context;
     FUZZ_REQUIRE(from > 1 && from < RANKS);
-    return NOTE(from, NOTE_ANSWER);
+    return ALARM(from, ALARM_ANSWER);
 }
 
 static uint64_t now(void *self)

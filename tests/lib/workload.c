@@ -249,8 +249,8 @@ static struct shape shape_of(struct format f, int lowest, int spread_bits)
     return (struct shape){repeat(sign | free_bits, f.bytes), repeat(exponent, f.bytes)};
 }
 
-/* A block of WILD values: all zero, subnormal, or somewhere in the format's range. */
-static struct shape wild_shape(struct format f, uint64_t hash)
+/* A block of EXTREME values: all zero, subnormal, or somewhere in the format's range. */
+static struct shape extreme_shape(struct format f, uint64_t hash)
 {
     int range = f.one == 127 ? 180 : f.one == 15 ? 22 : 8;
 
@@ -276,8 +276,8 @@ static struct shape block_shape(int dtype, enum workload_values values, uint64_t
 
     if (dtype == EPX_INT32)
         return (struct shape){~0ull, 0};
-    if (values == WORKLOAD_WILD)
-        return wild_shape(f, workload_hash(key, 0xb10cull + (uint64_t)block));
+    if (values == WORKLOAD_EXTREME)
+        return extreme_shape(f, workload_hash(key, 0xb10cull + (uint64_t)block));
     if (dtype == EPX_FP8_E4M3)
         return shape_of(f, -6, 3);
     return values == WORKLOAD_SMALL ? shape_of(f, -9, 3) : shape_of(f, -7, 3);

@@ -18,9 +18,9 @@
 /* GROUPS: experts form groups of neighbours; a token draws some of the groups, then its experts from these alone. */
 enum workload_routing { WORKLOAD_UNIFORM = 0, WORKLOAD_ZIPF = 1, WORKLOAD_HOT = 2, WORKLOAD_GROUPS = 3 };
 
-/* MILD: magnitudes 2^-7 .. 2. SMALL: below 1, as LogFMT wants. WILD: zeros, subnormals and magnitudes that differ
+/* MILD: magnitudes 2^-7 .. 2. SMALL: below 1, as LogFMT wants. EXTREME: zeros, subnormals and magnitudes that differ
  * from one block of 128 channels to the next, but no infinity or NaN, and no sum of 64 rows that overflows fp32. */
-enum workload_values { WORKLOAD_MILD = 0, WORKLOAD_SMALL = 1, WORKLOAD_WILD = 2 };
+enum workload_values { WORKLOAD_MILD = 0, WORKLOAD_SMALL = 1, WORKLOAD_EXTREME = 2 };
 
 struct workload {
     uint64_t seed;

@@ -207,10 +207,10 @@ static int test_descriptions(struct calls *c)
 }
 
 /* Pointers that are none: no address, a page that cannot be read, a struct that begins before one, and page 0. */
-static int test_wild_pointers(struct calls *c)
+static int test_bad_pointers(struct calls *c)
 {
     char *pages = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    void *wild[] = {(void *)(uintptr_t)0xdeadbee8, pages + 4096, pages + 4096 - 16, (void *)(uintptr_t)0xd0};
+    void *bad[] = {(void *)(uintptr_t)0xdeadbee8, pages + 4096, pages + 4096 - 16, (void *)(uintptr_t)0xd0};
     ncclEpTensor_t good = *c->nc.tokens.tensor, t;
     size_t bytes, sizes[2] = {good.sizes[0], good.sizes[1]};
     ncclEpHandle_t handle;
@@ -220,7 +220,7 @@ static int test_wild_pointers(struct calls *c)
     good.magic = NCCL_EP_TENSOR_MAGIC;
     good.sizes = sizes;
     for (int i = 0; i < 4; i++) {
-        void *at = wild[i];
+        void *at = bad[i];
 
         if (i == 2) /* its size and magic are right */
             memcpy(at, &c->args.in, 16);
@@ -297,7 +297,7 @@ static int test_ll_expert(void)
 {
     struct calls c;
 
-    if (open_calls(&c, &ll_spec, 1) || test_descriptions(&c) || test_wild_pointers(&c))
+    if (open_calls(&c, &ll_spec, 1) || test_descriptions(&c) || test_bad_pointers(&c))
         return -1;
     TRY(ncclEpUpdateHandle(c.nc.handle, c.nc.idx.tensor, &c.args.info, world.stream)); /* looks at no counter */
     REFUSED(BAD, c.args.info.expert_counters = NULL, dispatch(&c));

@@ -252,7 +252,7 @@ static int wrong_tensors_ht(struct fixture *s)
     epx_dispatch_outputs out = s->ht_out;
     epx_tensor weights = s->weights, rows = s->ht_rows, idx = s->ht_idx, row_weights = s->ht_weights;
 
-    /* The routing of the good round before still stands. */
+    /* The routing of the good round before is still there. */
     REFUSED(epx_dispatch(s->ht, &s->in, &s->ht_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "topk_weights");
     in.topk_weights = &weights;
     weights.dtype = EPX_BF16;

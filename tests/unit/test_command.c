@@ -123,34 +123,34 @@ static void notes_hold_culprit_and_cause_and_are_told_from_counters(void **state
 
     (void)state;
     for (size_t i = 0; i < sizeof(culprits) / sizeof(*culprits); i++)
-        for (int cause = 0; cause < 1 << NOTE_CAUSE_BITS; cause++) {
-            const uint32_t imm = immediate_pack_note(4095, NOTE(culprits[i], cause)), note = immediate_note(imm);
+        for (int cause = 0; cause < 1 << ALARM_CAUSE_BITS; cause++) {
+            const uint32_t imm = immediate_pack_alarm(4095, ALARM(culprits[i], cause)), alarm = immediate_alarm(imm);
 
-            assert_int_equal(NOTE_CULPRIT(note), culprits[i]);
-            assert_int_equal(NOTE_CAUSE(note), cause);
+            assert_int_equal(ALARM_CULPRIT(alarm), culprits[i]);
+            assert_int_equal(ALARM_CAUSE(alarm), cause);
             assert_int_equal(immediate_rank(imm), 4095);
             assert_int_equal(immediate_version(imm), IMMEDIATE_VERSION);
         }
     for (kind = 0; kind < 32; kind++)
-        assert_int_equal(immediate_note(immediate_pack(4095, COUNTER(kind, 63), IMMEDIATE_MAX_COUNT)), NOTE_NONE);
+        assert_int_equal(immediate_alarm(immediate_pack(4095, COUNTER(kind, 63), IMMEDIATE_MAX_COUNT)), ALARM_NONE);
 }
 
 /* Everything that the word of an abort says reaches other nodes, but for the phase of what is no timeout. */
-static void an_abort_word_survives_its_note(void **state)
+static void an_abort_word_survives_its_alarm(void **state)
 {
     (void)state;
     for (int phase = 0; phase < PHASE_COUNT; phase++) {
         const uint64_t word = ABORT_CAUSED(KSTATUS_TIMEOUT, phase, 7, 4095);
 
-        assert_int_equal(abort_of_note(7, note_of_abort(word)), word);
+        assert_int_equal(abort_of_alarm(7, alarm_of_abort(word)), word);
     }
     for (int status = 1; status <= KSTATUS_LAST; status++) {
-        const uint64_t word = abort_of_note(7, note_of_abort(ABORT_CAUSED(status, PHASE_NONE, 7, 3)));
+        const uint64_t word = abort_of_alarm(7, alarm_of_abort(ABORT_CAUSED(status, PHASE_NONE, 7, 3)));
 
         assert_int_equal(ABORT_STATUS(word), status);
         assert_int_equal(ABORT_CULPRIT(word), 3);
         assert_int_equal(ABORT_RANK(word), 7);
-        assert_true(NOTE_CAUSE(note_of_abort(word)) < NOTE_ANSWER);
+        assert_true(ALARM_CAUSE(alarm_of_abort(word)) < ALARM_ANSWER);
     }
 }
 
@@ -171,5 +171,5 @@ UNIT_MAIN(cmocka_unit_test(fields_hold_their_largest_values_in_every_combination
           cmocka_unit_test(every_single_bit_of_a_field_survives), cmocka_unit_test(fields_do_not_overlap),
           cmocka_unit_test(counters_are_kind_and_slot), cmocka_unit_test(immediates_hold_rank_counter_and_count),
           cmocka_unit_test(notes_hold_culprit_and_cause_and_are_told_from_counters),
-          cmocka_unit_test(an_abort_word_survives_its_note),
+          cmocka_unit_test(an_abort_word_survives_its_alarm),
           cmocka_unit_test(parity_changes_with_every_lap_and_across_the_wrap))

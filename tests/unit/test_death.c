@@ -409,7 +409,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         UNIT_CASE("high_throughput_goes_on_without_a_dead_rank", both_ways, missed_by_high_throughput),
-        UNIT_CASE("low_latency_goes_on_at_once_and_high_throughput_after_an_agreement", both_ways,
+        UNIT_CASE("low_latency_goes_on_at_once_and_high_throughput_after_a_membership_round", both_ways,
                   missed_by_low_latency),
         UNIT_CASE("what_one_rank_masks_all_leave_out", both_ways, masked_by_one),
         UNIT_CASE("cleaning_the_mask_does_not_wait_for_the_dead", both_ways, cleaned),

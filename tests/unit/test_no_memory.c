@@ -138,7 +138,7 @@ static int is_told(const struct story *story, const struct shared *shared, const
     snprintf(name, sizeof(name), "rank %d", story->victim);
     return strstr(told->message, name) ||
            (story->callers && strstr(told->message, "the caller's all-gather") &&
-            (shared->countdown.target < 3 || strstr(shared->told[story->victim].message, "no memory to hear from")));
+            (shared->countdown.target < 3 || strstr(shared->told[story->victim].message, "no memory to receive from")));
 }
 
 /* Whether all went well when an allocation failed. */

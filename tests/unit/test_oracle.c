@@ -460,7 +460,7 @@ static void logfmt_keeps_to_its_bound(void **state)
 
     (void)state;
     for (uint64_t key = 0; key < 100; key++) {
-        workload_fill(row, EPX_BF16, 300, key % 2 ? WORKLOAD_SMALL : WORKLOAD_WILD, key);
+        workload_fill(row, EPX_BF16, 300, key % 2 ? WORKLOAD_SMALL : WORKLOAD_EXTREME, key);
         oracle_logfmt(decoded, bound, row, 300);
         for (int i = 0; i < 300; i++) {
             float x = oracle_to_float(EPX_BF16, &row[i]);

@@ -15,7 +15,7 @@ static void logfmt(struct prop_case *c, struct prop_rng *rng)
         struct prop_handle *h = &c->handle[i];
         h->result_dtype = EPX_BF16;
         h->w.hidden = (h->w.hidden + 15) / 16 * 16;
-        h->w.values = prop_chance(rng, 70) ? WORKLOAD_SMALL : WORKLOAD_WILD;
+        h->w.values = prop_chance(rng, 70) ? WORKLOAD_SMALL : WORKLOAD_EXTREME;
         h->logfmt = 1;
     }
 }

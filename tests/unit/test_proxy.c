@@ -231,22 +231,22 @@ static void what_waits_goes_on_merging(void **state)
 
 static struct {
     int times, rank;
-    uint32_t note;
+    uint32_t alarm;
     const void *context;
 } alarm_heard;
 
-static void on_alarm(void *context, int rank, uint32_t note)
+static void on_alarm(void *context, int rank, uint32_t alarm)
 {
     alarm_heard.times++;
     alarm_heard.rank = rank;
-    alarm_heard.note = note;
+    alarm_heard.alarm = alarm;
     alarm_heard.context = context;
 }
 
 static uint32_t on_ask(void *context, int rank)
 {
     (void)context;
-    return NOTE(rank - 1, NOTE_ANSWER + 5);
+    return ALARM(rank - 1, ALARM_ANSWER + 5);
 }
 
 /* As put_abort() of kernel/put.h. */
@@ -280,11 +280,11 @@ static void an_alarm_carries_a_note_to_all_and_counts_nothing(void **state)
     int i, r;
 
     open_with_alarms(s, 1);
-    sound(s, 2, ALARM_SET | ALARM_ALL | NOTE(3, 47)); /* of an abort, the last cause */
+    sound(s, 2, ALARM_SET | ALARM_ALL | ALARM(3, 47)); /* of an abort, the last cause */
     steps(s, 50);
     assert_int_equal(alarm_heard.times, peers_of(2));
     assert_int_equal(alarm_heard.rank, 2);
-    assert_int_equal(alarm_heard.note, NOTE(3, 47));
+    assert_int_equal(alarm_heard.alarm, ALARM(3, 47));
     for (r = 0; r < RANKS; r++) {
         assert_int_equal(s->ranks[2].sent[r], 0); /* no kernel has pushed it */
         for (i = 0; i < KINDS * SLOTS * RANKS; i++)
@@ -304,7 +304,7 @@ static void an_alarm_that_is_passed_on_goes_to_the_relays(void **state)
 
     s->options.relays = relays;
     open_with_alarms(s, 2);
-    sound(s, 2, ALARM_SET | NOTE(0, 1));
+    sound(s, 2, ALARM_SET | ALARM(0, 1));
     steps(s, 50);
     assert_int_equal(alarm_heard.times, 1);
     assert_ptr_equal(alarm_heard.context, &s->ranks[4]);
@@ -316,7 +316,7 @@ static void a_note_about_no_rank_is_refused(void **state)
     struct proxy_fixture *s = *state;
 
     open_with_alarms(s, 1);
-    sound(s, 2, ALARM_SET | ALARM_ALL | NOTE(RANKS, 0));
+    sound(s, 2, ALARM_SET | ALARM_ALL | ALARM(RANKS, 0));
     steps(s, 50);
     assert_int_equal(alarm_heard.times, 0);
     assert_int_equal(stats_of(s, 4).refused, 1);
@@ -331,7 +331,7 @@ static void a_question_is_answered_by_the_proxy(void **state)
     steps(s, 50);
     assert_int_equal(alarm_heard.times, 1);
     assert_int_equal(alarm_heard.rank, 4);
-    assert_int_equal(alarm_heard.note, NOTE(1, NOTE_ANSWER + 5));
+    assert_int_equal(alarm_heard.alarm, ALARM(1, ALARM_ANSWER + 5));
     assert_ptr_equal(alarm_heard.context, &s->ranks[2]);
     assert_int_equal(s->ranks[2].sent[4], 0);
     assert_int_equal(s->ranks[4].sent[2], 0);
@@ -346,11 +346,11 @@ static void a_host_s_alarm_reaches_every_peer_once(void **state)
     struct proxy_fixture *s = *state;
 
     open_with_alarms(s, 2);
-    proxy_alarm(s->ranks[2].proxies, NOTE(1, 3), 1);
-    proxy_alarm(s->ranks[2].proxies, NOTE(0, 4), 1); /* the first one counts */
+    proxy_alarm(s->ranks[2].proxies, ALARM(1, 3), 1);
+    proxy_alarm(s->ranks[2].proxies, ALARM(0, 4), 1); /* the first one counts */
     steps(s, 50);
     assert_int_equal(alarm_heard.times, peers_of(2));
-    assert_int_equal(alarm_heard.note, NOTE(1, 3));
+    assert_int_equal(alarm_heard.alarm, ALARM(1, 3));
     expect_nothing_wrong(s);
 }
 

@@ -275,11 +275,11 @@ static void a_doorbell_that_must_wait_is_rung_later(void **state)
 
 static int alarms;
 
-static void on_alarm(void *context, int rank, uint32_t note)
+static void on_alarm(void *context, int rank, uint32_t alarm)
 {
     (void)context;
     assert_int_equal(rank, 0);
-    assert_int_equal(note, NOTE(1, 7));
+    assert_int_equal(alarm, ALARM(1, 7));
     alarms++;
 }
 
@@ -299,7 +299,7 @@ static void a_stop_drops_all_but_aborts_and_waits_for_what_is_posted(void **stat
     step(s, 0);
     s->chaos.refuse[3] = EAGAIN;
     push_apart(s, 3, 0, 5, 16); /* pending */
-    *ring->alarm = ALARM_SET | ALARM_ALL | NOTE(1, 7);
+    *ring->alarm = ALARM_SET | ALARM_ALL | ALARM(1, 7);
     step(s, 0);
     *ring->stop = 1;
     push_apart(s, 3, 0, 6, 16); /* too late */

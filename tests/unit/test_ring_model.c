@@ -262,7 +262,7 @@ static void model_open(struct model *m, const struct config *config)
 static void check_end(struct model *m, const struct state *s)
 {
     if (s->taken != m->total)
-        m->wrong = "the ring stands still before all commands have arrived";
+        m->wrong = "the ring stops before all commands have arrived";
 }
 
 static void explore(struct model *m)

@@ -261,7 +261,7 @@ static void values_are_finite_and_sized_as_promised(void **state)
 
     (void)state;
     for (int d = 0; d < 3; d++)
-        for (int values = WORKLOAD_MILD; values <= WORKLOAD_WILD; values++)
+        for (int values = WORKLOAD_MILD; values <= WORKLOAD_EXTREME; values++)
             for (uint64_t key = 0; key < 50; key++) {
                 workload_fill(row, dtypes[d], 512, (enum workload_values)values, key);
                 for (int i = 0; i < 512; i++) {

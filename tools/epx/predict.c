@@ -92,7 +92,7 @@ static const struct option_spec specs[] = {
     {.kind = OPTION_TITLE, .help = "How it is run and reported:"},
     INT("iters", "N", point.iters, 1, 100, "3", "pairs of dispatch and combine in the series"),
     INT("agents", "N", point.agents, 1, 1024, "automatic",
-        "agents per rank that are simulated; each stands for several"),
+        "agents per rank that are simulated; each represents several"),
     {.name = "svg", .kind = OPTION_TEXT, .value = "FILE", .help = "write a plot", .offset = FIELD(svg)},
     {.name = "report",
      .kind = OPTION_TEXT,

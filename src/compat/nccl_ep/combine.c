@@ -120,7 +120,7 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
     cfg.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
     cfg.nvfp4 = c.config.quant_recipe == NCCL_EP_COMB_QUANT_NVFP4;
     in.row_scales = c.scales.at;
-    zero_copy_say(handle->group, call, "inputs.tokens", &c.tokens);
+    zero_copy_log(handle->group, call, "inputs.tokens", &c.tokens);
     return operation_result(handle, epx_combine(handle->handle, &in, &out, &cfg, own), call);
 }
 

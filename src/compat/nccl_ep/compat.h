@@ -151,7 +151,7 @@ void streams_forget(struct ncclEpGroup *group);
 ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, const char *name,
                            const ncclEpTensor_t *given, struct compat_tensor *out);
 /* With NCCL_EP_DEBUG (zero_copy.c): why rows of this tensor are moved in place or not. */
-void zero_copy_say(const struct ncclEpGroup *group, const char *call, const char *name, const struct compat_tensor *t);
+void zero_copy_log(const struct ncclEpGroup *group, const char *call, const char *name, const struct compat_tensor *t);
 /* Memory of ncclEpxMemAlloc, and its end; NULL: all of the group. */
 void zero_copy_add(const struct ncclEpGroup *group, const void *start, size_t bytes);
 void zero_copy_forget(const struct ncclEpGroup *group, const void *start);

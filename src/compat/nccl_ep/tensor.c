@@ -127,8 +127,8 @@ static ncclResult_t check_tensor(const char *call, const char *name, const ncclE
     return ncclSuccess;
 }
 
-/* CPU device: rows are read and written by threads of EPX, where a pointer that is not one would end the process. The
- * first byte stands for the rest. */
+/* CPU device: rows are read and written by threads of EPX, where a pointer that is not one would end the process. Only
+ * its first byte is tried. */
 static ncclResult_t check_data(const char *call, const char *name, const epx_tensor *t)
 {
     int64_t elements = 1;

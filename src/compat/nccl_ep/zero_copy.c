@@ -57,7 +57,7 @@ static int is_in_reach(const struct ncclEpGroup *group, const char *data)
     return found;
 }
 
-void zero_copy_say(const struct ncclEpGroup *group, const char *call, const char *name, const struct compat_tensor *t)
+void zero_copy_log(const struct ncclEpGroup *group, const char *call, const char *name, const struct compat_tensor *t)
 {
     int in_reach;
 

@@ -15,7 +15,7 @@
 
 /* Logarithms of the codes, in units of 2^-25 from LOGFMT_BELOW below the exponent of amax. */
 struct logfmt_range {
-    uint32_t step, base; /* code c stands for base + c * step */
+    uint32_t step, base; /* code c means base + c * step */
     int top;             /* the exponent of amax, biased; below 1 if it is subnormal */
     int bottom;          /* that of amin, or of the range's end */
     int lowest;          /* code of the smallest value: 0 if values may lie below the range */

@@ -134,7 +134,7 @@ static epx_status cuda_heap_place(struct device *device, enum heap_place place);
 static const struct device_ops cuda_ops = {
     .name = GPU_NAME,
     .kind = GPU_KIND,
-    .caps = GPU_EXPORTS_REGIONS | DEVICE_GRAPHS | DEVICE_MARKS | DEVICE_LENT_HEAPS,
+    .caps = GPU_EXPORTS_REGIONS | DEVICE_GRAPHS | DEVICE_MARKS | DEVICE_MAPPED_HEAPS,
     .open = cuda_open,
     .close = cuda_close,
     .identity = cuda_identity,
@@ -193,7 +193,7 @@ static struct device_ops cuda_host_ops, cuda_fabric_ops;
 static void make_other_ops(void)
 {
     cuda_fabric_ops = cuda_ops;
-    cuda_fabric_ops.caps &= ~(unsigned)DEVICE_LENT_HEAPS; /* the driver keeps what others have mapped */
+    cuda_fabric_ops.caps &= ~(unsigned)DEVICE_MAPPED_HEAPS; /* the driver keeps what others have mapped */
     cuda_fabric_ops.heap_create = cuda_fabric_heap_create;
     cuda_fabric_ops.heap_destroy = cuda_fabric_heap_destroy;
     cuda_fabric_ops.heap_open = cuda_fabric_heap_open;

@@ -54,7 +54,7 @@ KFN int32_t logfmt_fraction(int mantissa)
 
 /* Logarithms of the codes, in units of 2^-25 from LOGFMT_BELOW below the exponent of amax. */
 struct logfmt_range {
-    uint32_t step, base; /* code c stands for base + c * step; the step is odd */
+    uint32_t step, base; /* code c means base + c * step; the step is odd */
     int top, bottom;     /* exponents of amax, and of amin or the range's end */
     int lowest;          /* code of the smallest value: 0 if values may lie below the range */
 };
@@ -168,7 +168,7 @@ KFN float logfmt_bend(uint32_t offset)
     return *(const float *)((const char *)logfmt_columns + offset);
 }
 
-/* Codes of two bf16. With bit 15 of each half set, the difference does not borrow from the other half, and its bits are
+/* Codes of two bf16. With bit 15 of each half set, the difference does not carry into the other half, and its bits are
  * those of a float from 256 on; what is below the least exponent stays below it. */
 KFN uint32_t logfmt_codes(const struct logfmt_coder &c, uint32_t w)
 {

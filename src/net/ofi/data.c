@@ -12,7 +12,7 @@
  * doorbell.
  *
  * libfabric lets completions overtake each other unless comp_order says FI_ORDER_STRICT. Then one put in
- * OFI_SIGNAL_EVERY asks for a completion, and the completion of the last of a chain stands for all before it. Otherwise
+ * OFI_SIGNAL_EVERY asks for a completion, and the completion of the last of a chain counts for all before it. Otherwise
  * every put asks for one, and the puts of a peer are reported from the oldest on, up to the first that has not
  * completed.
  *
