@@ -4,8 +4,10 @@
 #   docker build -t epx .
 #   docker run --rm epx
 #   docker run --rm epx epx doctor
+#   docker run --rm -v "$PWD:/out" epx epx bench sweep --report /out/report.html
 #
-# scripts/dockerfile.py runs these lines without docker, on bare Debians in folders.
+# scripts/container.sh builds and runs it with docker, podman or buildah; scripts/dockerfile.py runs these lines without
+# any of them, on bare Debians in folders.
 FROM debian:bookworm-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates git make
 COPY . /epx

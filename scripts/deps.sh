@@ -145,7 +145,7 @@ install_them() { # packages...
 }
 
 find_missing
-all=(${missing[@]+"${missing[@]}"} ${optional[@]+"${optional[@]}"})
+mapfile -t all < <(printf '%s\n' ${missing[@]+"${missing[@]}"} ${optional[@]+"${optional[@]}"} | sed '/^$/d' | sort -u)
 [ ${#all[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
