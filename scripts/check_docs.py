@@ -41,7 +41,7 @@ LESS = ("--iters 4", "--warmup 1", "--tokens 64", "--hidden 1024", "--ranks 4") 
 LIMIT_S = 300  # of a block that hangs: on a busy machine the longest takes a minute or two
 COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:[A-Z_]+=\S+ )*(?:make|cmake|pip|python3?|torchrun|mpirun|srun|epx|bash|ctest|"
                      r"(?:build|scripts|tests|python)/\S+)(?: |$)")
-OPTION = re.compile(r"(?:^|[\s`/])epx ([a-z][a-z-]*)\b([^`\n|#]*)")
+OPTION = re.compile(r"(?:^|[\s`/])epx ([a-z][a-z-]*)\b(?=([^`\n|#]*))")  # epx run may start epx bench
 EPX = re.compile(r"(?:^(?:\$ |#+ )?|[`/])epx ([a-z][a-z-]*)\b")  # in code: prose may say "epx and ..."
 
 
@@ -129,21 +129,28 @@ def known_options(build):
         text = subprocess.run([os.path.join(build, "epx"), command, "--help"], cwd=ROOT, capture_output=True, text=True,
                               timeout=LIMIT_S, check=False)
         text = text.stdout + text.stderr
-        options[command] = set(re.findall(r"^ +(?:-\w, )?(--[a-z][a-z0-9-]*)", text, re.MULTILINE)) | {"--help"}
+        listed = re.findall(r"^ +(?:(-\w), )?(--[a-z][a-z0-9-]*)", text, re.MULTILINE)
+        options[command] = {word for pair in listed for word in pair if word} | {"--help", "-h"}
         options[command] |= set(re.findall(rf"^(?:usage:|      ) epx {command} ([a-z]+)\b", text, re.MULTILINE))
     return options
 
 
+def joined(text):
+    """Lines that end with a backslash have what follows them, and all others their numbers."""
+    return re.sub(r"(?:[^\n]*\\\n)+[^\n]*", lambda lines: lines[0].replace("\\\n", " ") + "\n" * lines[0].count("\n"),
+                  text)
+
+
 def wrong_options(text, options):
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(joined(text).split("\n"), 1):
         for command in EPX.findall(line):
             if command not in options and command not in ("help", "version"):
                 yield number, f"epx has no command {command}"
         for command, rest in OPTION.findall(line):
             if command not in options:
                 continue
-            rest = re.split(r"\s--\s|\s\./|\spython|\sbuild/", rest)[0]
-            for option in re.findall(r"(?<=\s)--[a-z][a-z0-9-]*", " " + rest):
+            rest = re.split(r"\s--\s|\s\./|\spython|\sbuild/|\sepx\s", rest)[0]
+            for option in re.findall(r"(?<=\s)(?:--[a-z][a-z0-9-]*|-[a-zA-Z]\b)", " " + rest):
                 if option not in options[command]:
                     yield number, f"epx {command} has no option {option}"
         for command, mode in re.findall(r"(?:^(?:\$ )?|[`/])epx ([a-z-]+) ([a-z]+)(?=[ `]|$)", line):
@@ -154,7 +161,7 @@ def wrong_options(text, options):
 
 def wrong_names(text, names):
     """In blocks of shell and C and in code spans: (line, fault)."""
-    fenced, plain = blocks(text)
+    fenced, plain = blocks(joined(text))
     lines = [(number + i, line) for number, info, block in fenced if info[:1] in (["sh"], ["console"], ["c"])
              for i, line in enumerate(block)]
     spans = [(number, span) for number, line in enumerate(plain, 1) for span in re.findall(r"`([^`]+)`", line)]

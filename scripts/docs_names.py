@@ -17,6 +17,7 @@ LAUNCHERS = {
     "cmake": {"--build", "--install", "--prefix"},
     "ctest": {"--test-dir"},
     "docker": {"--rm"},
+    "mlnx_qos": {"--pfc", "--trust"},
     "mpirun": {"--host", "--mca", "--oversubscribe"},
     "srun": {"--export", "--mpi", "--ntasks-per-node"},
     "torchrun": {"--master-addr", "--nnodes", "--no-python", "--node-rank", "--nproc-per-node", "--rdzv-backend",
@@ -24,8 +25,8 @@ LAUNCHERS = {
 }
 # Options and variables of other projects, which pages name beside their own.
 OTHERS = {"--all2all-backend", "--deepep-config", "--deepep-mode", "--enable-dbo", "--moe-a2a-backend",
-          "--moe-flex-dispatcher-backend", "--moe-token-dispatcher-type", "--overlap-moe-expert-parallel-comm",
-          "HFI_NO_BACKTRACE", "IPATH_NO_BACKTRACE"}
+          "--moe-enable-deepep", "--moe-flex-dispatcher-backend", "--moe-token-dispatcher-type",
+          "--overlap-moe-expert-parallel-comm", "HFI_NO_BACKTRACE", "IPATH_NO_BACKTRACE"}
 
 
 def read(name):
@@ -139,9 +140,9 @@ class Names:
                 for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", re.split(r" -- |\sbuild/|\sepx ", rest)[0]):
                     if not self.knows(path, option):
                         yield f"{path} has no option {option}"
-        option = re.match(r"--[a-z][a-z0-9-]*", code)  # of a table, or "with `--check`"
-        if option and option[0] not in self.options | OTHERS | set().union(*LAUNCHERS.values()):
-            yield f"nothing in the tree has an option {option[0]}"
+        for option in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", code):  # whoever has it
+            if option not in self.options | OTHERS | set().union(*LAUNCHERS.values()):
+                yield f"nothing in the tree has an option {option}"
 
     @staticmethod
     def wrong_folders(line):

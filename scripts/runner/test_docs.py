@@ -14,6 +14,7 @@ RIGHT = """# A page
 Run `make demo`, `make chaos CHAOS_SECONDS=9`, then `epx bench ll --check`, or that with `--nodes`: EPX_NET is read.
 `EPX_LOG=info` and `epx_group_create` are in [README](README.md#in-python), `ncclEpDispatch` and `epx_last_error()` too.
 Install `libepx-dev`; in CMake `find_package(epx)` and `epx::epx`. `kernel/abort.h` is tested by `test_ring`.
+`train_moe.py --plot` draws.
 `make docs` writes `build-docs/site/index.html`, `scripts/wheels.sh` writes `build-wheels/cuda`.
 ```text
 include/epx/    the public header
@@ -27,6 +28,10 @@ FUZZ_SECONDS=9 scripts/fuzz.sh
 ```
 ```sh cluster
 torchrun --nproc-per-node 2 tools/python/ll_bench.py --device cuda
+srun torchrun --nnodes 2 \\
+    --node-rank 0 build/epx bench ll \\
+    --check
+build/epx run -n 2 epx bench ht --check
 pip install . ./python
 cmake -B b -DEPX_CUDA=OFF
 ```
@@ -42,12 +47,17 @@ buffer = deep_ep.Buffer(group, num_nvl_bytes=1)
 y = autograd.moe(buffer, x)
 ```
 """
-OPTIONS = {"bench": {"--check", "--help", "ll"}}
+OPTIONS = {"bench": {"--check", "--help", "ll", "ht"}, "run": {"-n", "--ranks"}}
 
 FAULTS = (
     ("--check`", "--chekc`", "epx bench has no option --chekc"),
     ("`epx bench", "`epx bensh", "epx has no command bensh"),
     ("bench ll", "bench lll", "epx bench has no mode lll"),
+    ("    --check", "    --chekc", "epx bench has no option --chekc"),
+    ("ht --check", "ht --chekc", "epx bench has no option --chekc"),
+    ("run -n", "run -q", "epx run has no option -q"),
+    ("--node-rank", "--node-rang", "srun has no option --node-rang"),
+    ("--plot", "--plott", "nothing in the tree has an option --plott"),
     ("`--nodes`", "`--noodes`", "nothing in the tree has an option --noodes"),
     ("make demo", "make dmo", "make has no target dmo"),
     ("CHAOS_SECONDS", "CHAOS_SECOND", "make has no variable CHAOS_SECOND"),

@@ -83,7 +83,7 @@ static const struct env_entry entries[] = {
     {"EPX_PROXY_PIN", "", "1 with a GPU", "1: pin each proxy thread to a core; 0: do not"},
     {"EPX_PROXY_SLEEP_US", "", "5 to 100000",
      "Microseconds without work after which a proxy thread sleeps; the default depends on device and cores"},
-    {"EPX_PROXY_ADAPTIVE_SLEEP", "UCCL_RDMA_ADAPTIVE_SLEEP", "",
+    {"EPX_PROXY_ADAPTIVE_SLEEP", "UCCL_RDMA_ADAPTIVE_SLEEP", "after 100 ms",
      "Beside a GPU, where EPX_PROXY_SLEEP_US is not set: 1: proxies sleep after 120 s without work; 0: never"},
     {"EPX_PROXY_MERGE_BYTES", "", "1M", "Largest write that is made of several commands"},
     {"EPX_IB_MAX_INFLIGHT_BYTES", "UCCL_IB_MAX_INFLIGHT_BYTES", "0",

@@ -13,6 +13,9 @@ find "$root/src" "$root/python/epx" "$root/python/deep_ep" "$root/python/install
 if [ ! -s "$work/documented" ] || ! diff -u "$work/documented" "$work/read"; then
     die "documented (-) and read (+) variables differ"
 fi
+if grep -E '^\| `EPX_[A-Z_]+` \|[^|]*\| *\|' "$root/docs/environment.md"; then
+    die "a variable without a default"
+fi
 if grep -rnE 'getenv\("EPX_' "$root/src"; then
     die "EPX_ variables are read through util/env.h only"
 fi

@@ -37,7 +37,8 @@ for line in open(sys.argv[1]):
 PY
 
 "$epx" predict --machine h200-shared --mode ll --ranks 8,4 --tokens 16 --report "$work/page.html" \
-    --svg "$work/plot.svg" >/dev/null
+    --svg "$work/plot.svg" >"$work/said"
+grep -qF "The report is in $work/page.html" "$work/said" || die "it does not say where the report is"
 python3 -c 'import sys, xml.dom.minidom; assert xml.dom.minidom.parse(sys.argv[1]).getElementsByTagName("circle")' \
     "$work/plot.svg" || die "the plot is no SVG with points"
 python3 - "$work/page.html" <<'PY' || die "the page has no points, or not the numbers"

@@ -45,7 +45,22 @@ static const struct option_choice em_modes[] = {{"local_permute", 0}, {"local_du
         .offset = FIELD(field)                                                                              \
     }
 
+/* `epx ep-bench` takes it out of the words that it starts ranks with. */
+static int refuse_ranks(void *target, const char *text)
+{
+    (void)target;
+    return options_complain("epx ep-bench", "--ranks %s belongs to epx ep-bench, which starts the ranks", text);
+}
+
 static const struct option_spec specs[] = {
+    {.kind = OPTION_TITLE, .help = "Ranks:"},
+    {.name = "ranks",
+     .letter = 'n',
+     .kind = OPTION_CALL,
+     .value = "N",
+     .help = "ranks to start on this machine; a launcher's world has its own number",
+     .fallback = "8",
+     .call = refuse_ranks},
     {.kind = OPTION_TITLE, .help = "What is moved:"},
     CHOICE("algorithm", algorithm, "ll (low latency) or ht (high throughput)", "ll", algorithms),
     CHOICE("layout", layout, "of received rows: em (expert-major), rm (ll: rank-major), fl (ht: flat)", "em; ht fl",
@@ -87,9 +102,9 @@ static const struct option_spec specs[] = {
 
 static const struct option_table table = {
     .program = "epx ep-bench",
-    .usage = "epx ep-bench [-n RANKS] [options]",
+    .usage = "epx ep-bench [options]",
     .about = "NVIDIA's ep_bench for NCCL EP, on EPX through nccl_ep.h: the same options, timing and byte formulae.\n"
-             "Under mpirun, torchrun or srun it joins that world; else it starts RANKS ranks here (8).",
+             "Under mpirun, torchrun or srun it joins that world; else it starts ranks here.",
     .notes = "EPX_DEVICE=cuda measures on a GPU. Exit status: 0 success, 1 bad options or a failed call, 2 validation\n"
              "failed.\n",
     .specs = specs,

@@ -195,6 +195,8 @@ static int predict_all(const struct options *o, int argc, char **argv)
         return EXIT_FAILED;
     if (o->report && predict_page(o->report, points, results, n, argc, argv) != 0)
         return EXIT_FAILED;
+    if (o->report && !o->json)
+        printf("\nThe report is in %s\n", o->report);
     return EXIT_OK;
 }
 
