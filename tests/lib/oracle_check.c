@@ -395,8 +395,13 @@ static void add_row(struct combine_check *c, float weight, int is_result)
     if (!c->how->logfmt || !is_result)
         return;
     oracle_logfmt(c->decoded, c->off, (const uint16_t *)(const void *)c->row, c->data->hidden);
-    for (int i = 0; i < c->data->hidden; i++)
+    /* Sums that differ may be rounded in different directions: an ulp of what the sum is now, which later rows may
+     * cancel. */
+    for (int i = 0; i < c->data->hidden; i++) {
         c->bound[i] += fabsf(weight) * c->off[i];
+        if (c->bound[i] > 0)
+            c->bound[i] += fabsf(c->sum[i]) * 0x1p-23f;
+    }
 }
 
 static void add_biases(struct combine_check *c, int token)
