@@ -132,9 +132,9 @@ def test_surroundings(world: World) -> None:
         assert tuple(testing.bench_kineto(lambda: 1 // 0, ("a", "b"))) == (1, 1)
     if world.device.type == "cuda":
         x = torch.ones(1 << 20, device=world.device)
-        fill, nothing = testing.bench_kineto(x.zero_, ("FillFunctor", "no such kernel"), num_tests=3,
+        sine, nothing = testing.bench_kineto(x.sin_, ("sin_kernel", "no such kernel"), num_tests=3,
                                              suppress_kineto_output=True)
-        assert 0 < fill < 1 and nothing == 0
+        assert 0 < sine < 1 and nothing == 0
     work = make_work(world, 2)
     with environment(EP_OVERRIDE_RDMA_SL="5"), elastic(world, sl_idx=1) as buffer:
         assert buffer.sl_idx == 5
