@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One rank, started by `epx run`: the signal handling of the process is the same before a group is created, while it
- * exists, and after it is destroyed. With the argument "fails" the group cannot be created, and the rest holds all the
- * same. Exit status 0; 1 with a message.
+ * exists, and after it is destroyed; its handlers of SIGINT, SIGTERM and SIGSEGV are called. With the argument "fails"
+ * the group cannot be created, and the rest holds all the same. Exit status 0; 1 with a message.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -13,12 +13,28 @@
 
 enum { SIGNALS = 64 };
 
-static volatile sig_atomic_t interrupted;
+static const int handled[] = {SIGINT, SIGTERM, SIGSEGV};
+enum { HANDLED = sizeof(handled) / sizeof(handled[0]) };
+static volatile sig_atomic_t calls[SIGNALS + 1];
 
-static void on_interrupt(int sig)
+static void on_signal(int sig)
 {
-    (void)sig;
-    interrupted = 1;
+    calls[sig]++;
+}
+
+/* Each handler of the program is called: how many were not. */
+static int raise_all(int times)
+{
+    int missing = 0;
+
+    for (int i = 0; i < HANDLED; i++) {
+        raise(handled[i]);
+        if (calls[handled[i]] == times)
+            continue;
+        fprintf(stderr, "the program's own handler of signal %d was not called\n", handled[i]);
+        missing++;
+    }
+    return missing;
 }
 
 static struct sigaction before[SIGNALS + 1];
@@ -66,7 +82,8 @@ int main(int argc, char **argv)
     config.max_tokens_per_rank = 8;
     config.max_hidden_bytes = 256;
     config.alloc_bytes = 1 << 20;
-    signal(SIGINT, on_interrupt);
+    for (int i = 0; i < HANDLED; i++)
+        signal(handled[i], on_signal);
     record();
     status = epx_group_create(&group, NULL, &config);
     bad = differences("after epx_group_create");
@@ -74,15 +91,11 @@ int main(int argc, char **argv)
         fprintf(stderr, "epx_group_create: %s\n", status == EPX_OK ? "no error" : epx_last_error());
         return 1;
     }
-    raise(SIGINT);
-    if (!interrupted) {
-        fprintf(stderr, "the program's own handler was not called\n");
-        bad++;
-    }
+    bad += raise_all(1);
     if (group && epx_group_destroy(group) != EPX_OK) {
         fprintf(stderr, "epx_group_destroy: %s\n", epx_last_error());
         return 1;
     }
-    bad += differences("after epx_group_destroy");
+    bad += differences("after epx_group_destroy") + raise_all(2);
     return bad > 0;
 }
