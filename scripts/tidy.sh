@@ -3,6 +3,7 @@
 # clang-tidy (14 or newer) with the checks of .clang-tidy, on the files that a build compiles.
 #
 #   scripts/tidy.sh                    all files: half a minute on 2 cores
+#   scripts/tidy.sh FILE...            these
 #   scripts/tidy.sh --changed [BASE]   those that differ from BASE (origin/main, else HEAD)
 #   scripts/tidy.sh --deep FILE...     these, by the analyzer too: seconds for each
 #
@@ -64,6 +65,12 @@ case ${1:-} in
 --deep) checks=("--checks=$deep") && shift && files=("$@") ;;
 *) files=("$@") ;;
 esac
+# Of a file that it does not know, clang-tidy guesses the options, and then finds what is not there.
+mapfile -t unknown < <(comm -13 <(compiled "$database" | sort) <(printf '%s\n' "${files[@]}" | sed '/^$/d' | sort))
+[ ${#unknown[@]} -eq 0 ] || {
+    echo "$database does not compile ${unknown[*]}: set EPX_BUILD_DIR to a build that does (with its tests)"
+    exit 1
+}
 [ ${#files[@]} -gt 0 ] || { echo "no files to check"; exit 0; }
 
 # Standard error counts what system headers have; findings go to standard output.

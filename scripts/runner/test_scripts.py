@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripts that a newcomer meets: the commit-msg hook, what CMake says when a header is missing; what wheels need."""
+import json
 import os
 import shutil
 import subprocess
@@ -64,6 +65,24 @@ class Words(unittest.TestCase):
 
     def test_parts_of_other_words_pass(self):
         self.assertEqual(self.check("silent plantations surface; Hugging Face; a note_end; a seatbelt\n")[0], 0)
+
+
+class Tidy(unittest.TestCase):
+    def test_files_that_the_build_does_not_compile_are_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tool = os.path.join(folder, "clang-tidy-14")
+            with open(tool, "w") as file:
+                file.write('#!/bin/sh\n[ "$1" != --version ] || echo "version 14.0"\n')
+            os.chmod(tool, 0o755)
+            known = os.path.join(ROOT, "src/util/log.c")
+            with open(os.path.join(folder, "compile_commands.json"), "w") as file:
+                json.dump([{"directory": ROOT, "file": known, "command": "cc -c " + known}], file)
+            env = {**os.environ, "PATH": folder + ":" + os.environ["PATH"], "EPX_BUILD_DIR": folder}
+            for names, status, words in ((["src/util/log.c"], 0, "1 files"), ([], 0, "1 files"),
+                                         (["src/util/log.c", "src/util/env.c"], 1, "does not compile src/util/env.c:")):
+                done = subprocess.run([os.path.join(ROOT, "scripts/tidy.sh"), *names], env=env, capture_output=True,
+                                      text=True)
+                self.assertEqual((done.returncode, words in done.stdout), (status, True), done.stdout + done.stderr)
 
 
 class Needed(unittest.TestCase):
