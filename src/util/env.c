@@ -40,7 +40,8 @@ static const struct env_entry entries[] = {
     {"EPX_NUM_AGENTS", "", "automatic", "Agents (CPU threads, GPU warps) per operation"},
     {"EPX_LL_WIDE_WAIT_US", "", "100",
      "GPUs, low latency on one node: how long a whole operation waits for late peers with all its multiprocessors, in "
-     "microseconds; then EPX_LL_FEW_SMS of them wait and do the rest, and the others are free. 0: as long as it takes"},
+     "microseconds, at most 100000; then EPX_LL_FEW_SMS of them wait and do the rest, and the others are free. 0: as "
+     "long as it takes"},
     {"EPX_LL_FEW_SMS", "", "2", "Multiprocessors that wait for late peers after EPX_LL_WIDE_WAIT_US"},
     {"EPX_CPU_LEVEL", "", "the highest of the machine",
      "Vector instructions of the CPU device: base, avx2, avx512 or avx512bf16; on aarch64 base or bf16. Results are "

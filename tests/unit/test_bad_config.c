@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: labels=leaks */
 /* Configurations of handles and groups that are refused, and ranks that disagree. */
+#include <stdlib.h>
+
+#include "group/config.h"
 #include "tests/lib/unit_net.h"
 #include "tests/unit/misuse.h"
 
@@ -393,6 +396,31 @@ static void a_million_experts_have_their_rows(void **state)
     assert_int_equal(fixture_group_run(2, &config, edge_rows, NULL), 0);
 }
 
+/* Malformed or out of range: the default, with a warning. */
+static void a_wide_wait_has_its_limits(void **state)
+{
+    static const struct {
+        const char *text;
+        int us;
+    } cases[] = {{"0", 0},       {"1", 1},      {"100000", 100000}, {"100001", 100},     {"98K", 100},
+                 {"97K", 99328}, {"-1", 100},   {"-0", 0},          {"2147483648", 100}, {"9223372036854775808", 100},
+                 {"1e3", 100},   {"10us", 100}, {"0x10", 100},      {"1.5", 100},        {" ", 100},
+                 {"", 100},      {"soon", 100}};
+    const epx_group_config config = fixture_config(2000);
+    struct settings set;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        setenv("EPX_LL_WIDE_WAIT_US", cases[i].text, 1);
+        assert_int_equal(settings_make(&config, 2, &set), EPX_OK);
+        if (set.ll_wide_wait_us != cases[i].us)
+            fail_msg("EPX_LL_WIDE_WAIT_US=%s: expected %d, got %d", cases[i].text, cases[i].us, set.ll_wide_wait_us);
+    }
+    unsetenv("EPX_LL_WIDE_WAIT_US");
+    assert_int_equal(settings_make(&config, 2, &set), EPX_OK);
+    assert_int_equal(set.ll_wide_wait_us, 100);
+}
+
 UNIT_MAIN(MISUSE("wrong_handle_configurations_are_refused", 2, handle_configs),
           cmocka_unit_test(zones_beyond_all_rows_are_refused), cmocka_unit_test(wrong_group_configurations_are_refused),
           cmocka_unit_test(each_limit_is_taken_and_the_next_value_refused),
@@ -402,4 +430,5 @@ UNIT_MAIN(MISUSE("wrong_handle_configurations_are_refused", 2, handle_configs),
           cmocka_unit_test(ranks_that_disagree_name_rank_and_field),
           cmocka_unit_test(ranks_of_different_networks_name_them),
           cmocka_unit_test(a_device_left_open_is_the_one_it_stands_for),
-          cmocka_unit_test(one_wrong_configuration_ends_all), cmocka_unit_test(a_million_experts_have_their_rows))
+          cmocka_unit_test(one_wrong_configuration_ends_all), cmocka_unit_test(a_wide_wait_has_its_limits),
+          cmocka_unit_test(a_million_experts_have_their_rows))
