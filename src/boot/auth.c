@@ -2,6 +2,7 @@
 #include "boot/auth.h"
 
 #include <endian.h>
+#include <stddef.h>
 #include <string.h>
 
 int auth_derive(const uint8_t key[CRYPTO_KEY], const char *label, const void *context, size_t bytes,
@@ -27,6 +28,18 @@ static int derive(const struct auth *auth, const char *label, uint8_t out[CRYPTO
     return auth_derive(auth->key, label, both, sizeof(both), out);
 }
 
+/* By which a server knows from the first message who has the key. It may be said again by those who have heard it: it
+ * proves nothing. */
+static int make_mark(const struct auth *auth, const struct auth_greeting *greeting, uint8_t mark[AUTH_NONCE])
+{
+    uint8_t whole[CRYPTO_KEY];
+
+    if (auth_derive(auth->key, "greeting", greeting, offsetof(struct auth_greeting, mark), whole))
+        return -1;
+    memcpy(mark, whole, AUTH_NONCE);
+    return 0;
+}
+
 int auth_start(struct auth *auth, const uint8_t key[CRYPTO_KEY], enum auth_purpose purpose, int server)
 {
     struct auth_greeting own = {.magic = AUTH_MAGIC, .version = AUTH_VERSION, .purpose = (uint16_t)purpose};
@@ -35,6 +48,8 @@ int auth_start(struct auth *auth, const uint8_t key[CRYPTO_KEY], enum auth_purpo
     memcpy(auth->key, key, CRYPTO_KEY);
     auth->server = server;
     if (!crypto() || crypto_random(own.nonce, sizeof(own.nonce)) != EPX_OK)
+        return -1;
+    if (server ? crypto_random(own.mark, sizeof(own.mark)) != EPX_OK : make_mark(auth, &own, own.mark))
         return -1;
     *(server ? &auth->server_greeting : &auth->client_greeting) = own;
     return 0;
@@ -53,11 +68,15 @@ static int make_keys(struct auth *auth)
 
 enum auth_result auth_take_greeting(struct auth *auth, const struct auth_greeting *greeting, struct auth_reply *reply)
 {
+    uint8_t expected[AUTH_NONCE];
+
     if (!understood(&auth->server_greeting, greeting))
         return AUTH_ALIEN;
     auth->client_greeting = *greeting;
     reply->greeting = auth->server_greeting;
-    return derive(auth, "server", reply->proof) ? AUTH_ALIEN : AUTH_OK;
+    if (derive(auth, "server", reply->proof) || make_mark(auth, greeting, expected))
+        return AUTH_ALIEN;
+    return crypto_equal(expected, greeting->mark, sizeof(expected)) ? AUTH_OK : AUTH_STRANGER;
 }
 
 enum auth_result auth_take_reply(struct auth *auth, const struct auth_reply *reply, struct auth_proof *proof)

@@ -4,7 +4,8 @@
  * they seal what they say then. No function here touches a socket.
  *
  *      client (connects)                                server (listens)
- *        | -- GREETING (purpose, nonce) ----------------> |
+ *        | -- GREETING (purpose, nonce, mark) ----------> | the mark is an HMAC of the rest: nobody waits for the proof
+ *        |                                                | of a client without the key, which is told all the same
  *        | <-------- REPLY (nonce, HMAC "server" of both)- | a client without the key learns 32 bytes of no use
  *        | checks it: nothing more for a server without   |
  *        | -- PROOF (HMAC "client" of both) ------------> | checks it, or closes
@@ -25,7 +26,8 @@
 
 enum {
     AUTH_MAGIC = 0x41585045, /* "EPXA" */
-    AUTH_VERSION = 1,
+    AUTH_VERSION = 2,
+    AUTH_NONCE = 16,
     AUTH_RECORD = 8192 /* most bytes of text in a record */
 };
 
@@ -34,7 +36,8 @@ enum auth_purpose { AUTH_RENDEZVOUS = 1, AUTH_MEMBERSHIP = 2, AUTH_TREE = 3 };
 struct auth_greeting {
     uint32_t magic;
     uint16_t version, purpose;
-    uint8_t nonce[CRYPTO_KEY];
+    uint8_t nonce[AUTH_NONCE];
+    uint8_t mark[AUTH_NONCE]; /* client: HMAC of what is before it; server: random too */
 };
 static_assert(sizeof(struct auth_greeting) == 40, "on the wire");
 
@@ -71,7 +74,7 @@ enum auth_result {
 
 /* 0, or -1: no random numbers, or the library failed. */
 int auth_start(struct auth *auth, const uint8_t key[CRYPTO_KEY], enum auth_purpose purpose, int server);
-/* Server: takes a greeting and makes the reply. */
+/* Server: takes a greeting and makes the reply, for a stranger too: it sees by that whose secret is another. */
 enum auth_result auth_take_greeting(struct auth *auth, const struct auth_greeting *greeting, struct auth_reply *reply);
 /* Client: takes a reply and makes the proof; may seal and unseal from then on. */
 enum auth_result auth_take_reply(struct auth *auth, const struct auth_reply *reply, struct auth_proof *proof);

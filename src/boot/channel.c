@@ -93,6 +93,19 @@ static int refuse(enum auth_result result)
     return -1;
 }
 
+/* Sends the rest of a message of the handshake: 1 = all of it. */
+static int send_message(struct channel *channel)
+{
+    struct sealed *s = channel->sealed;
+    struct transfer transfer = {.data = &s->out, .bytes = s->out_bytes, .done = s->out_done};
+    const int state = transfer_send(channel->fd, &transfer);
+
+    s->out_done = transfer.done;
+    if (state > 0)
+        s->out_bytes = s->out_done = 0;
+    return state;
+}
+
 /* The message that was expected has been received. */
 static int take_message(struct channel *channel)
 {
@@ -104,6 +117,8 @@ static int take_message(struct channel *channel)
         result = auth_take_greeting(&s->auth, &s->in.greeting, &s->out.reply);
         s->out_bytes = sizeof(s->out.reply);
         expect(channel, CHANNEL_PROOF, sizeof(s->in.proof));
+        if (result == AUTH_STRANGER)
+            (void)send_message(channel); /* so that it can say why it is not let in */
         break;
     case CHANNEL_REPLY:
         result = auth_take_reply(&s->auth, &s->in.reply, &s->out.proof);
@@ -118,19 +133,6 @@ static int take_message(struct channel *channel)
         break;
     }
     return result == AUTH_OK ? 0 : refuse(result);
-}
-
-/* Sends the rest of a message of the handshake: 1 = all of it. */
-static int send_message(struct channel *channel)
-{
-    struct sealed *s = channel->sealed;
-    struct transfer transfer = {.data = &s->out, .bytes = s->out_bytes, .done = s->out_done};
-    const int state = transfer_send(channel->fd, &transfer);
-
-    s->out_done = transfer.done;
-    if (state > 0)
-        s->out_bytes = s->out_done = 0;
-    return state;
 }
 
 int channel_handshake(struct channel *channel)
@@ -166,7 +168,7 @@ short channel_blocked_events(const struct channel *channel)
 
 int channel_is_silent(const struct channel *channel)
 {
-    return channel->sealed && channel->state == CHANNEL_GREETING && !channel->sealed->transfer.done;
+    return channel->sealed && channel->state == CHANNEL_GREETING;
 }
 
 /* ---- Records -------------------------------------------------------------------------------------------------- */

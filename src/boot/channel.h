@@ -38,7 +38,7 @@ int channel_handshake(struct channel *channel);
 short channel_events(const struct channel *channel);
 /* What an unfinished channel_send waits for: POLLOUT, or 0 = the other end's part of the handshake. */
 short channel_blocked_events(const struct channel *channel);
-/* Nothing has been received yet. */
+/* The other end has not greeted yet, or not to the end. */
 int channel_is_silent(const struct channel *channel);
 
 /* As transfer_send and transfer_receive, once the handshake is done. An unfinished send is repeated with the same data.

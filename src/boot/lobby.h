@@ -2,10 +2,11 @@
 /*
  * Connections that were accepted and have not proved yet that they know the key. There are at most LOBBY_PLACES, for at
  * most LOBBY_MS each, of a few hundred bytes. When all places are taken, a new connection replaces the one that has
- * waited longest; connections that have sent nothing are replaced first. So a rank gets a place however many strangers
- * connect and stay. A connection is not replaced before it had LOBBY_SILENT_MS to send something, and LOBBY_SPOKEN_MS
- * for its proof; until then new ones wait in the listener's queue. Without these times, a hundred ranks that connected
- * at once replaced each other until each had tried many times.
+ * waited longest; connections that have not sent a whole greeting are replaced first, and one whose greeting lacks the
+ * mark of the key is closed at once. So a rank gets a place however many strangers connect and stay. A connection is
+ * not replaced before it had LOBBY_SILENT_MS to send its greeting, and LOBBY_SPOKEN_MS for its proof; until then new
+ * ones wait in the listener's queue. Without these times, a hundred ranks that connected at once replaced each other
+ * until each had tried many times.
  */
 #ifndef EPX_BOOT_LOBBY_H
 #define EPX_BOOT_LOBBY_H
@@ -15,8 +16,8 @@
 enum {
     LOBBY_PLACES = 64,
     LOBBY_MS = 2000,
-    LOBBY_SILENT_MS = 20, /* a place is kept at least so long for a connection that has sent nothing, */
-    LOBBY_SPOKEN_MS = 200 /* and so long for one that has sent something */
+    LOBBY_SILENT_MS = 20, /* a place is kept at least so long for a connection that has sent no whole greeting, */
+    LOBBY_SPOKEN_MS = 200 /* and so long for one that has */
 };
 
 struct lobby {

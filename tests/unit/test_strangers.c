@@ -222,6 +222,37 @@ static void last_is_heard(struct lobby *lobby, int listener, int port, const uin
     channel_close(&mine);
 }
 
+/* Strangers that greet, as anybody can: none of them keeps a place, and each is told that its key is another. */
+static void a_lobby_waits_for_nobody_without_the_key(void **state)
+{
+    static const uint8_t key[CRYPTO_KEY] = {9}, other[CRYPTO_KEY] = {8};
+    struct lobby *lobby = calloc(1, sizeof(*lobby));
+    struct channel strangers[LOBBY_PLACES];
+    const int port = some_port(), listener = listen_at(port);
+
+    (void)state;
+    assert_non_null(lobby);
+    fcntl(listener, F_SETFL, O_NONBLOCK);
+    assert_int_equal(listen(listener, 4096), 0);
+    lobby_open(lobby, key, AUTH_MEMBERSHIP);
+    for (int i = 0; i < LOBBY_PLACES; i++) {
+        assert_int_equal(channel_start(&strangers[i], connect_to(port), other, AUTH_MEMBERSHIP, 0), 0);
+        fcntl(strangers[i].fd, F_SETFL, O_NONBLOCK);
+        assert_int_equal(channel_handshake(&strangers[i]), 0);
+    }
+    assert_int_equal(lobby_accept(lobby, listener), 0);
+    assert_int_equal(lobby_count(lobby), 0);
+    assert_int_equal(lobby->strangers, LOBBY_PLACES);
+    for (int i = 0; i < LOBBY_PLACES; i++) {
+        assert_int_equal(channel_handshake_all(&strangers[i], deadline_in(60000)), -1);
+        assert_int_equal(errno, EACCES);
+        channel_close(&strangers[i]);
+    }
+    lobby_close(lobby);
+    close(listener);
+    free(lobby);
+}
+
 /* A lobby keeps few, and of these those who speak. */
 static void a_lobby_hears_who_speaks(void **state)
 {
@@ -439,6 +470,7 @@ int main(void)
         cmocka_unit_test(ranks_with_another_secret_are_named),
         cmocka_unit_test(idle_connections_do_not_delay_a_start),
         cmocka_unit_test(a_lobby_hears_who_speaks),
+        cmocka_unit_test(a_lobby_waits_for_nobody_without_the_key),
         cmocka_unit_test(secrets_are_read_only_where_nobody_else_can),
         cmocka_unit_test(secrets_that_differ_are_named),
         cmocka_unit_test(addresses_are_sealed_for_a_callers_all_gather),
