@@ -367,7 +367,8 @@ void sim_rule_sums(const struct group_dev *g, int from, const char *row, uint64_
 
     /* A dead one that is raised in the end sums what others have written since. One that was left out follows what it
      * reads of others' later operations; look_behind() ends its own as not good. */
-    if (!watches_rows || rank >= MOST_MASKED || sim_has_died(sim_rank()) || control_at(g->heap[rank])->abort_word)
+    if (!watches_rows || rank >= MOST_MASKED || from >= MOST_MASKED || sim_has_died(sim_rank()) ||
+        control_at(g->heap[rank])->abort_word)
         return;
     if (!watch(&rows_of[rank][split], at + bytes))
         return;

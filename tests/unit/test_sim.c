@@ -233,6 +233,8 @@ static void many_ranks(void **state)
 {
     (void)state;
     run_seeds("many_ranks", 50001, 4, (struct sim_case_options){.modes = BOTH, .ranks = 32, .nodes = 4});
+    /* More than the rules know all about. */
+    run_seeds("72 ranks", 1, 1, (struct sim_case_options){.modes = EPX_LOW_LATENCY, .ranks = 72, .nodes = 9});
 }
 
 /* Each has found something once: a relay that was left behind forwards by the descriptor of another operation; a rank
