@@ -379,7 +379,7 @@ typedef struct epx_handle_config {
 
 /*
  * drop_rows: rows are given their places as if all were kept, and those from drop_rows on are left out. Dispatch and
- * combine go on without them: combine adds nothing for them.
+ * combine go on without them: combine adds nothing for them. Either all ranks drop or none; each has its own number.
  *  FLAT          the first rows by (source rank, token) stay. total counts all rows, the other counts those that stay
  *  EXPERT_MAJOR  expert_counts and expert_offsets are those of the zones' parts below drop_rows, total is that of all
  *                zones. Rows in them that have lost their token are zero, as padding is; so is what is behind the zones
@@ -432,6 +432,10 @@ typedef struct epx_layout_info {
                                 each rounded up to expert_alignment */
     epx_tensor
         *source_ends; /* [n], n divides R: inclusive sums, by source rank modulo n, of tokens with experts here */
+    /* High throughput, an input of epx_handle_update: the drop_rows of this routing, for a handle that was created with
+     * drop_rows; 0 = those of the handle. */
+    uint32_t drop_rows;
+    uint32_t reserved;
 } epx_layout_info;
 
 #define EPX_LAYOUT_INFO_INIT EPX_INITIAL_VALUE(epx_layout_info)

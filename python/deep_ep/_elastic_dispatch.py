@@ -103,6 +103,7 @@ class Routed(NamedTuple):
     cpu_sync: bool
     copy: bool
     rows: Optional[int] = None  # of the results, without CPU sync; None: the worst case
+    drop: bool = False  # rows beyond those are dropped
 
 
 def routed(engine: ElasticEngine, request: Request, topk_idx: Any, stats: Any, num_experts: Any, max_tokens: int,
@@ -135,7 +136,7 @@ class Sizes(NamedTuple):
 def _worst(engine: ElasticEngine, request: Request, how: Routed) -> Sizes:
     local, align = how.num_experts // engine.nranks, how.alignment
     tokens = engine.nranks * how.max_tokens
-    if how.rows is not None:  # if there are more, the operation fails on the device
+    if how.rows is not None:  # if there are more, they are dropped, or the operation fails on the device
         return Sizes(how.rows, tokens, how.rows, [])
     rows = tokens * min(how.topk_idx.shape[1], local) + (align - 1) * local
     expanded = -(-rows // align) * align
@@ -157,11 +158,11 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
     launch = begin(pool.group)
     with launch.context():
         idx = how.topk_idx if how.topk_idx.dtype.itemsize >= 4 else how.topk_idx.to(torch.int32)
-        routing = new_routing(pool, request.expand, topk, how.alignment, request.count)
+        routing = new_routing(pool, request.expand, topk, how.alignment, request.count, how.drop)
         address = routing.handle.address
         plan = plan_for(pool, request.kind(topk, idx.dtype, True), domains.scaleup)
         counts = Counts(pool, domains.scaleup, how.num_experts // engine.nranks)
-        plan.update(address, idx, counts, how.stats, launch.address)
+        plan.update(address, idx, counts, how.stats, (how.rows or 0) if how.drop else 0, launch.address)
         sizes = _exact(plan, address, how, timeout_s) if how.cpu_sync else _worst(engine, request, how)
         routing.rows, routing.lines, routing.num_sms = sizes.rows, sizes.tokens, request.num_sms
         result = plan.run(address, request.x, request.scales, request.weights,
@@ -176,10 +177,11 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
     return _rows(result), recv_idx, result.weights, handle, event
 
 
-def new_routing(pool: ElasticPool, expand: bool, topk: int, alignment: int, tokens: int) -> ElasticRouting:
+def new_routing(pool: ElasticPool, expand: bool, topk: int, alignment: int, tokens: int,
+                drops: bool = False) -> ElasticRouting:
     """A routing without indices."""
     layout = epx.Layout.EXPERT_MAJOR if expand else epx.Layout.FLAT
-    return ElasticRouting(pool, pool.take_handle(layout, topk, alignment), tokens)
+    return ElasticRouting(pool, pool.take_handle(layout, topk, alignment, drops), tokens)
 
 
 def _narrowed(launch: Any, idx: Optional[torch.Tensor], dtype: torch.dtype) -> Optional[torch.Tensor]:

@@ -16,6 +16,7 @@ from ._routing import Routing
 from ._settings import Settings
 
 _SPARE_HANDLES = 3
+_NO_LIMIT = 2**31 - 1  # of a handle that drops rows: each update says how many this rank takes
 _DEFAULT_TOPK = 8
 _DEFAULT_TIMEOUT_S = 100  # DeepEP's and EPX's: EPX_TIMEOUT_MS counts where the caller leaves it
 
@@ -31,22 +32,22 @@ class ElasticSettings(Settings):
 
 
 class ElasticPool(Pool):
-    """A group, its heap, and free handles by layout, top-k and alignment."""
+    """A group, its heap, and free handles by layout, top-k, alignment and whether they drop rows."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.plans: Dict[Any, Any] = {}
 
-    def _make(self, layout: epx.Layout, topk: int, alignment: int) -> epx.Handle:
+    def _make(self, layout: epx.Layout, topk: int, alignment: int, drops: bool) -> epx.Handle:
         return self.group.handle(epx.Mode.HIGH_THROUGHPUT, layout, topk, alignment,
-                                 source_map=layout is epx.Layout.EXPERT_MAJOR)
+                                 source_map=layout is epx.Layout.EXPERT_MAJOR, drop_rows=_NO_LIMIT if drops else 0)
 
-    def _free(self, handle_kind: Tuple[epx.Layout, int, int], in_graph: bool) -> List[epx.Handle]:
+    def _free(self, handle_kind: Tuple[epx.Layout, int, int, bool], in_graph: bool) -> List[epx.Handle]:
         return self._handles[(*handle_kind, in_graph)]  # type: ignore[index]
 
-    def take_handle(self, layout: epx.Layout, topk: int, alignment: int) -> epx.Handle:
-        """Returns a free handle, or creates one: see Pool.take()."""
-        capturing, kind = self.capturing(), (layout, topk, alignment)
+    def take_handle(self, layout: epx.Layout, topk: int, alignment: int, drops: bool = False) -> epx.Handle:
+        """Returns a free handle, or creates one: see Pool.take(). `drops`: its updates may drop rows."""
+        capturing, kind = self.capturing(), (layout, topk, alignment, drops)
         for in_graph in (True, False) if capturing else (False,):
             free = self._free(kind, in_graph)
             if free:
@@ -57,7 +58,7 @@ class ElasticPool(Pool):
 
     def give(self, handle: epx.Handle, in_graph: bool) -> None:
         """Returns a handle whose routing is no longer referenced."""
-        self._free((handle.layout, handle.topk, handle.expert_alignment), in_graph).append(handle)
+        self._free((handle.layout, handle.topk, handle.expert_alignment, handle.drop_rows > 0), in_graph).append(handle)
 
     def close(self) -> None:
         """Destroys the group."""

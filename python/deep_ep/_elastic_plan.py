@@ -148,9 +148,11 @@ class DispatchPlan:
             self._pointers[name] = ctypes.pointer(struct)
 
     def update(self, address: int, idx: torch.Tensor, counts: Counts, stats: Optional[torch.Tensor],
-               stream: Any) -> None:
-        """Gives the handle at `address` a routing, which fills the counts."""
+               drop_rows: int, stream: Any) -> None:
+        """Gives the handle at `address` a routing, which fills the counts. `drop_rows`: 0, or the rows that this rank
+        takes; what is beyond is dropped."""
         at = self._at
+        self._info.drop_rows = drop_rows
         at["idx"].shape[0], at["idx"].data = idx.shape[0], idx.data_ptr()
         at["source_ends"].data, at["expert_ends"].data, at["expert_rows"].data = counts.addresses()
         self._info.expert_stats = self._pointers["stats"] if stats is not None else None

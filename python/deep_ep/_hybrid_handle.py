@@ -19,6 +19,7 @@ class Routing(NamedTuple):
     token_slots: int  # DeepEP's num_of_tokens_per_rank
     tokens_per_expert: Optional[torch.Tensor] = None  # with permute: padded
     recv_topk_idx: Optional[torch.Tensor] = None  # without: local experts of each row
+    limit: Optional[int] = None  # with permute: the rows beyond which they are dropped
 
     @property
     def permuted(self) -> bool:
@@ -28,8 +29,9 @@ class Routing(NamedTuple):
 
 class HybridEPHandle(LazyHandle):
     """8 fields, and 12 with permute. Those that callers read: [3], int32 [1], tokens with an expert here; [4], bool
-    [tokens, local experts]; with permute [7], rows of each local expert, and [-1], 0: no row was dropped. They are
-    computed whenever one is read: a graph may have been replayed since the last time."""
+    [tokens, local experts], the rows that are here; with permute [7], rows of each local expert without padding, and
+    [-1], int32 [1]: 1 if rows were dropped. They are computed whenever one is read: a graph may have been replayed
+    since the last time."""
 
     routing: Routing
 
@@ -61,7 +63,36 @@ def _fields(routing: Routing) -> Tuple[Any, ...]:
     last = (routing.token_slots, routing, routing.topk_idx.shape[0])
     if not routing.permuted:
         return first + last
-    return (*first, None, None, elastic.num_unaligned_recv_tokens_per_expert, *last, torch.zeros_like(received))
+    return (*first, None, None, _kept(elastic, routing.limit), *last, _dropped(elastic, routing.limit))
+
+
+def _starts(elastic: EPHandle) -> torch.Tensor:
+    """int32 [local experts]: the first row of each expert, if no row is dropped."""
+    return elastic.psum_num_recv_tokens_per_expert - elastic.num_unaligned_recv_tokens_per_expert
+
+
+def _kept(elastic: EPHandle, limit: Optional[int]) -> torch.Tensor:
+    """int32 [local experts]: rows of each expert, without padding, that are below the limit."""
+    rows = elastic.num_unaligned_recv_tokens_per_expert
+    return rows if limit is None else torch.minimum(rows, (limit - _starts(elastic)).clamp(min=0))
+
+
+def _dropped(elastic: EPHandle, limit: Optional[int]) -> torch.Tensor:
+    """int32 [1]: 1 if rows are beyond the limit."""
+    ends = elastic.psum_num_recv_tokens_per_expert
+    if limit is None:
+        return torch.zeros_like(ends[-1:])
+    beyond = (ends > limit) & (elastic.num_unaligned_recv_tokens_per_expert > 0)
+    return beyond.any().to(torch.int32).view(1)
+
+
+def padded_counts(elastic: EPHandle, limit: Optional[int]) -> torch.Tensor:
+    """int64 [local experts]: rows of each expert, with padding, that are below the limit."""
+    align = elastic.expert_alignment
+    ends = ((elastic.num_unaligned_recv_tokens_per_expert.long() + align - 1) // align * align).cumsum(0)
+    if limit is not None:
+        ends = ends.clamp(max=limit)
+    return ends.diff(prepend=torch.zeros_like(ends[:1]))
 
 
 def _local_map(routing: Routing) -> torch.Tensor:
@@ -70,11 +101,14 @@ def _local_map(routing: Routing) -> torch.Tensor:
     local = elastic.num_unaligned_recv_tokens_per_expert.shape[0]
     if routing.recv_topk_idx is not None:
         return _marked(routing.recv_topk_idx, local)
-    starts = (elastic.psum_num_recv_tokens_per_expert - elastic.num_unaligned_recv_tokens_per_expert)[1:].contiguous()
+    starts = _starts(elastic)[1:].contiguous()
     at = elastic.recv_src_metadata[:, 2:]
     behind = torch.arange(at.shape[0], device=at.device) >= elastic.psum_num_recv_tokens_per_scaleup_rank[-1]
     experts = torch.bucketize(at.contiguous(), starts, right=True)
-    return _marked(torch.where((at < 0) | behind[:, None], -1, experts), local)
+    absent = (at < 0) | behind[:, None]
+    if routing.limit is not None:
+        absent |= at >= routing.limit
+    return _marked(torch.where(absent, -1, experts), local)
 
 
 def _marked(experts: torch.Tensor, local: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from ._checks import wrong
 from ._eager import eager_class
 from ._elastic_handle import EPHandle
 from ._elastic_streams import launcher
-from ._hybrid_handle import HybridEPHandle, Routing, make_handle, routing_of
+from ._hybrid_handle import HybridEPHandle, Routing, make_handle, padded_counts, routing_of
 from ._streams import hinted
 from .elastic import ElasticBuffer
 
@@ -55,12 +55,9 @@ def probs_of_weights(weights: torch.Tensor, topk_idx: torch.Tensor, experts: int
     return spread[:, :experts].contiguous()
 
 
-def _zero_behind(tensor: Optional[torch.Tensor], ends: torch.Tensor) -> None:
-    """Zeroes the rows behind those that were received."""
-    if tensor is not None and tensor.numel():
-        behind = torch.arange(tensor.shape[0], device=tensor.device) >= ends
-        tensor.view(torch.uint8 if tensor.element_size() == 1 else tensor.dtype).masked_fill_(
-            behind.view(-1, *[1] * (tensor.dim() - 1)), 0)
+def _first(count: Optional[int], *parts: Optional[torch.Tensor]) -> Any:
+    """The first `count` rows of each."""
+    return parts if count != 0 else tuple(None if part is None else part[:0] for part in parts)
 
 
 class _OverFabric(ElasticBuffer):
@@ -185,8 +182,9 @@ class HybridEPBuffer:
 
         The number of rows is waited for on the host, and tokens_per_expert is on the CPU. With non_blocking (or
         use_host_meta=False, its older name) nothing waits on the host: there are num_permuted_tokens rows, zero behind
-        those that were received, and tokens_per_expert is on the device of `hidden`. If more were received, the
-        operation fails, and a later call says so.
+        those that were received, and tokens_per_expert is on the device of `hidden`. Rows whose place is beyond them
+        are dropped: handle[-1] is 1 then, tokens_per_expert counts those that stay, and combine adds nothing for the
+        others. num_permuted_tokens may be another number on each rank.
         """
         self._unused(fuse_permute_dispatch=(bool(fuse_permute_dispatch), False),
                      num_dispatched_tokens=(num_dispatched_tokens is not None, False))
@@ -204,16 +202,16 @@ class HybridEPBuffer:
         idx, weights, experts = self._routing(hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts,
                                               non_blocking)
         alignment = max(pad_multiple or 1, 1)
+        # EPX drops rows beyond a number that is at least 1.
         (data, scales), row_probs, _idx, elastic = self._dispatch(
-            x, idx, weights, experts, alignment, count, not non_blocking, True)
+            x, idx, weights, experts, alignment, None if count is None else max(count, 1), not non_blocking, True)
         if not non_blocking:
             _check_most(routing_map)
             counts = torch.tensor(elastic.num_recv_tokens_per_expert_list, dtype=torch.int64, device="cpu")
         else:
-            counts = (elastic.num_unaligned_recv_tokens_per_expert.long() + alignment - 1) // alignment * alignment
-            for part in (data, row_probs, scales):
-                _zero_behind(part, counts.sum())
-        return data, row_probs, scales, counts, make_handle(Routing(elastic, idx, experts, slots, counts))
+            counts = padded_counts(elastic, count)
+        routing = Routing(elastic, idx, experts, slots, counts, None, count)
+        return (*_first(count, data, row_probs, scales), counts, make_handle(routing))
 
     def _permuted_again(self, x: Any, routing: Routing, probs: Any, topk_weights: Any,
                         handle: HybridEPHandle) -> _Permuted:
@@ -222,10 +220,7 @@ class HybridEPBuffer:
             x, topk_weights=weights, handle=routing.elastic, do_expand=True, num_sms=self._sms[0])
         data, scales = rows if isinstance(rows, tuple) else (rows, None)
         assert routing.tokens_per_expert is not None
-        if not routing.elastic.num_recv_tokens_per_expert_list:
-            for part in (data, row_probs, scales):
-                _zero_behind(part, routing.tokens_per_expert.sum())
-        return data, row_probs, scales, routing.tokens_per_expert, handle
+        return (*_first(routing.limit, data, row_probs, scales), routing.tokens_per_expert, handle)
 
     def _checked(self, x: Any, idx: torch.Tensor, weights: Optional[torch.Tensor], experts: int, alignment: int,
                  cpu_sync: bool, expand: bool) -> Tuple[operations.Request, operations.Routed]:
@@ -239,14 +234,15 @@ class HybridEPBuffer:
     def _dispatch(self, x: Any, idx: torch.Tensor, weights: Optional[torch.Tensor], experts: int, alignment: int,
                   rows: Optional[int], cpu_sync: bool, expand: bool) -> Tuple[Any, Any, Any, EPHandle]:
         """((rows, scales), weights, local experts or None, handle) of a dispatch with a new routing. `rows`: how many
-        results have, without CPU sync."""
+        results have, without CPU sync; with expand, those beyond are dropped."""
         elastic = self._elastic
         engine = elastic._open()
         for again in (False, True):
             request, how = self._checked(x, idx, weights, experts, alignment, cpu_sync, expand)
             try:
                 got, recv_idx, got_weights, handle, _event = operations.dispatch(
-                    engine, launcher(request.device, None, None, False, False), request, how._replace(rows=rows),
+                    engine, launcher(request.device, None, None, False, False), request,
+                    how._replace(rows=rows, drop=expand and rows is not None),
                     elastic._domains, self._sms[0], elastic.num_cpu_timeout_secs)
                 return got if isinstance(got, tuple) else (got, None), got_weights, recv_idx, handle
             except epx.OverflowingError as failure:
@@ -336,8 +332,12 @@ class HybridEPBuffer:
         of rows, or None). Nothing waits on the host, with and without non_blocking."""
         self._unused(fuse_unpermute_combine=(bool(fuse_unpermute_combine), False),
                      num_dispatched_tokens=(num_dispatched_tokens is not None, False))
-        return self._combine(hidden, routing_of(handle, True),
-                             None if probs is None else probs.reshape(-1).float().contiguous())
+        routing = routing_of(handle, True)
+        weights = None if probs is None else probs.reshape(-1).float().contiguous()
+        if routing.limit == 0:  # the dispatch had one row, which it did not return
+            hidden = torch.cat([hidden, hidden.new_zeros(1, hidden.shape[1])])
+            weights = None if weights is None else torch.cat([weights, weights.new_zeros(1)])
+        return self._combine(hidden, routing, weights)
 
 
 def _check_most(routing_map: Optional[torch.Tensor]) -> None:

@@ -161,7 +161,8 @@ class LayoutInfoStruct(Struct):
         ("size", c_uint32), ("expected_rows", c_uint32), ("expert_counts", _TENSOR), ("expert_offsets", _TENSOR),
         ("rank_counts", _TENSOR), ("total", _TENSOR), ("layout_range", _TENSOR), ("expert_stats", _TENSOR),
         ("wait_ns", _TENSOR), ("rank_matrix", _TENSOR), ("rank_tokens", _TENSOR), ("relay_counts", _TENSOR),
-        ("expert_rows", _TENSOR), ("expert_ends", _TENSOR), ("source_ends", _TENSOR),
+        ("expert_rows", _TENSOR), ("expert_ends", _TENSOR), ("source_ends", _TENSOR), ("drop_rows", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

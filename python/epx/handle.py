@@ -47,13 +47,14 @@ class LayoutInfo:
 
     expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns: see ``epx_layout_info``.
     expected_rows is a number: Handle.dispatch(if_expected=True) may be queued before the number of rows is known.
+    drop_rows is a number: the rows that this rank takes, for a handle that was created with drop_rows.
     """
 
-    _FIELDS = tuple(name for name in _abi.LayoutInfoStruct.names() if name != "expected_rows")
+    _FIELDS = tuple(name for name in _abi.LayoutInfoStruct.names() if name not in ("expected_rows", "drop_rows"))
 
-    def __init__(self, expected_rows: int = 0, **tensors: Any) -> None:
+    def __init__(self, expected_rows: int = 0, drop_rows: int = 0, **tensors: Any) -> None:
         struct = _abi.LayoutInfoStruct()
-        struct.expected_rows = expected_rows
+        struct.expected_rows, struct.drop_rows = expected_rows, drop_rows
         self._arguments = Arguments(struct, "info.")
         for name in tensors:
             if name not in self._FIELDS:
@@ -70,7 +71,7 @@ class Handle:
     """One routing of a group. Created by Group.handle()."""
 
     def __init__(self, group: "HandleOwner", mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0,
-                 compact: bool = False, source_map: bool = False) -> None:
+                 compact: bool = False, source_map: bool = False, drop_rows: int = 0) -> None:
         self._lib = load()
         self._address: Optional[int] = None
         self.group = group
@@ -78,8 +79,9 @@ class Handle:
         self.layout = Layout(layout)
         self.topk = topk
         self.expert_alignment = expert_alignment
+        self.drop_rows = drop_rows
         config = _abi.HandleConfigStruct(
-            mode=mode, layout=layout, topk=topk, expert_alignment=expert_alignment,
+            mode=mode, layout=layout, topk=topk, expert_alignment=expert_alignment, drop_rows=drop_rows,
             flags=(_abi.HANDLE_COMPACT_TOPK if compact else 0) | (_abi.HANDLE_SOURCE_MAP if source_map else 0))
         out = ctypes.c_void_p()
         check(self._lib.epx_handle_create(ctypes.byref(out), group.address, ctypes.byref(config)))
@@ -229,11 +231,12 @@ class HandleOwner(StreamOwner):
         self._lost_handles: List[Tuple[int, Any]] = []  # to destroy, with the tensors of their staged operations
 
     def handle(self, mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0, compact: bool = False,
-               source_map: bool = False) -> Handle:
+               source_map: bool = False, drop_rows: int = 0) -> Handle:
         """Creates a handle for one routing. Local. `compact` puts local experts first in received top-k rows;
-        `source_map`: expert-major dispatches may ask for one."""
+        `source_map`: expert-major dispatches may ask for one. `drop_rows`, high throughput: 0, or the most rows that
+        this rank receives; those beyond are dropped."""
         self._end_lost_handles()
-        return Handle(self, mode, layout, topk, expert_alignment, compact, source_map)
+        return Handle(self, mode, layout, topk, expert_alignment, compact, source_map, drop_rows)
 
     def _end_lost_handles(self) -> None:
         while self._lost_handles:

@@ -32,10 +32,11 @@ def expected(work: Work, me: int, pad: int) -> Any:
     probs: List[float] = []
     counts: List[int] = []
     places: List[Optional[Any]] = []
+    every = [probs_of(work, s) for s in range(len(work.x))]
     for local, sources in enumerate(work.by_expert(me)):
         for s, t in sources:
             rows.append(work.x[s][t])
-            probs.append(float(probs_of(work, s)[t, me * work.local + local]))
+            probs.append(float(every[s][t, me * work.local + local]))
             places.append((s, t, me * work.local + local))
         missing = -len(sources) % pad
         rows += [torch.zeros(work.hidden, dtype=torch.bfloat16)] * missing
@@ -182,16 +183,70 @@ def test_hybrid_grows(world: World) -> None:
         world.meet()
 
 
+def check_dropped(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, pad: int, limits: List[int]) -> None:
+    """Rank r has room for limits[r] rows. What is beyond is dropped there, and the others' sums go on without it."""
+    me, limit = world.rank, limits[world.rank]
+    rows, probs, counts, places = expected(work, me, pad)
+    kept = min(limit, len(places))
+    given: Any = dict(routing_map=world.to(routing_map(work, me)), probs=world.to(probs_of(work, me)))
+    with no_sync(world):
+        got, got_probs, _scales, per_expert, handle = buffer.dispatch_with_permute(
+            hidden=world.to(work.x[me]), pad_multiple=pad, num_permuted_tokens=limit, non_blocking=True, **given)
+        flag = handle[-1]
+    ends = torch.tensor([0, *counts]).cumsum(0).clamp(max=limit)
+    assert per_expert.device == got.device and per_expert.tolist() == ends.diff().tolist(), (per_expert, counts, limit)
+    assert got.shape[0] == got_probs.shape[0] == limit
+    assert same_bits(got[:kept], rows[:kept]) and not got[kept:].any()
+    assert torch.equal(got_probs[:kept].cpu(), probs[:kept]) and not got_probs[kept:].any()
+    lost = [place for place in places[kept:] if place is not None]
+    assert flag.dtype is torch.int32 and flag.tolist() == [int(bool(lost))], (flag, lost)
+    assert int(handle[7].sum()) == sum(place is not None for place in places[:kept])
+    assert int(handle[4].sum()) == int(handle[7].sum())
+    again = buffer.dispatch_with_permute(hidden=world.to(work.x[me]), handle=handle, num_permuted_tokens=limit,
+                                         probs=given["probs"], non_blocking=True)
+    assert same_bits(again[0], got) and torch.equal(again[1], got_probs) and again[3].tolist() == per_expert.tolist()
+    with no_sync(world):
+        combined, back = buffer.combine_with_unpermute(hidden=got, probs=got_probs, handle=handle, pad_multiple=pad,
+                                                       non_blocking=True)
+    stays = torch.zeros(work.idx[me].shape[0], work.experts)
+    for rank in range(world.nranks):
+        for place in expected(work, rank, pad)[3][:limits[rank]]:
+            if place is not None and place[0] == me:
+                stays[place[1], place[2]] = 1
+    assert torch.equal(back.cpu(), probs_of(work, me) * stays), "probs of dropped rows are 0, the others are unchanged"
+    want = work.x[me].float() * stays.sum(1, keepdim=True)
+    assert torch.allclose(combined.cpu().float(), want, rtol=0.02, atol=0.02)
+    one = stays.sum(1) <= 1  # these are not rounded
+    assert torch.equal(combined.cpu()[one], want[one].bfloat16())
+
+
+def test_hybrid_drops(world: World) -> None:
+    """num_permuted_tokens with non_blocking: fewer than are received, on all ranks or on some, even none."""
+    for nodes in ("0", str(world.nranks // 2)):
+        with environment(**({} if nodes == "0" else {"EPX_RANKS_PER_NODE": nodes, "EPX_NET": "ofi:tcp"})):
+            if nodes != "0" and not world._nodes:
+                continue
+            work = Work(world.nranks, 20, 128, 3 * world.nranks, 4, seed=36)
+            buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 20, 3)
+            every = list(range(world.nranks))
+            for pad, limits in ((1, [7] * world.nranks), (8, [16 + 8 * (r % 3) for r in every]),
+                                (1, [600] * world.nranks), (1, [0 if r == 1 else 5 + r for r in every]),
+                                (1, [0] * world.nranks)):
+                check_dropped(world, buffer, work, pad, limits)
+            check(world, buffer, work, 1, False, 7)
+            world.meet()
+            del buffer
+
+
 def test_hybrid_recovers(world: World) -> None:
-    """More rows than num_permuted_tokens end the operation on all ranks; after recover() the buffer works."""
+    """More rows than num_dispatched_tokens end the operation on all ranks; after recover() the buffer works."""
     world.only("cpu")
     with environment(EPX_TIMEOUT_MS="3000"):
         work = Work(world.nranks, 20, 128, 3 * world.nranks, 4, seed=32, uneven=False)
         buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 20, 3)
         try:
-            buffer.dispatch_with_permute(hidden=work.x[world.rank], routing_map=routing_map(work, world.rank),
-                                         num_permuted_tokens=2, non_blocking=True)
-            raise AssertionError("too few num_permuted_tokens were accepted")
+            buffer.dispatch(work.x[world.rank], routing_map=routing_map(work, world.rank), num_dispatched_tokens=2)
+            raise AssertionError("too few num_dispatched_tokens were accepted")
         except epx.OverflowingError as error:  # the counts of the update were there before the call
             assert "rows are needed" in str(error) or "recover()" in str(error), error
         except epx.EpxError as error:  # a kernel of this rank, or of another, found out

@@ -62,6 +62,11 @@ epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info
         return fail(EPX_ERR_ARGUMENT, "%s: info.expected_rows: expected at most %d, 0 with low latency, got %u", call,
                     INT32_MAX, info.expected_rows);
     out->expected_rows = info.expected_rows;
+    if (info.drop_rows > INT32_MAX || (info.drop_rows && !handle->config.drop_rows))
+        return fail(EPX_ERR_ARGUMENT,
+                    "%s: info.drop_rows: expected at most %d, and 0 for a handle without drop_rows, got %u", call,
+                    INT32_MAX, info.drop_rows);
+    out->drop_rows = info.drop_rows;
     const struct {
         const epx_tensor *tensor;
         epx_tensor *out;

@@ -36,8 +36,10 @@ static epx_status check_drop(const epx_handle_config *c)
         return fail(EPX_ERR_ARGUMENT,
                     "epx_handle_config.drop_rows: expected 0, or a number of rows in high throughput, got %d",
                     c->drop_rows);
-    if (c->drop_rows && c->flags & EPX_HANDLE_SOURCE_MAP)
-        return fail(EPX_ERR_ARGUMENT, "epx_handle_config.drop_rows: expected 0 with EPX_HANDLE_SOURCE_MAP, got %d",
+    if (c->drop_rows && c->flags & EPX_HANDLE_SOURCE_MAP && c->flags & EPX_HANDLE_DROP_TOKENS)
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_handle_config.drop_rows: expected 0 with EPX_HANDLE_SOURCE_MAP and EPX_HANDLE_DROP_TOKENS, "
+                    "got %d",
                     c->drop_rows);
     return EPX_OK;
 }

@@ -171,7 +171,7 @@ static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uin
     const uint64_t received = set->nnodes > 1 ? (uint64_t)set->relay_max : 0;
 
     ht->base_stride = (int32_t)(P * L + P); /* of experts or ranks, and of lines */
-    ht->counts_stride = up(32 + (P + P * L + (uint64_t)ht->rounds + (uint64_t)set->nranks) * 4, 64);
+    ht->counts_stride = up(48 + (P + P * L + (uint64_t)ht->rounds + (uint64_t)set->nranks) * 4, 64);
     ht->counts = take(at, 2 * ((uint64_t)set->nnodes + received) * ht->counts_stride);
     ht->split = set->split;
     ht->net_counts = set->split ? take(net, 2 * ((uint64_t)set->nnodes + received) * ht->counts_stride) : ht->counts;

@@ -13,8 +13,10 @@ struct hn_desc {
         int32_t rounds;        /* between nodes */
         int32_t expected_rows; /* in a group of one node; 0: it does not say */
     };
+    int32_t drop_rows; /* rows that this rank takes where rows are dropped; else 0 */
+    int32_t reserved[3];
 };
-EPX_STATIC_ASSERT(sizeof(struct hn_desc) == 32, "shared between ranks");
+EPX_STATIC_ASSERT(sizeof(struct hn_desc) == 48, "shared between ranks");
 
 /* Numbers 0 to nnodes - 1 are the own blocks, nnodes + j that of source number j. */
 KFN uint64_t hn_block_at(const struct group_dev *g, uint64_t epoch, int number)
@@ -130,6 +132,7 @@ KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uin
         desc->signature = p->signature;
         desc->ntokens = p->too_many ? (int32_t)p->too_many : p->route.ntokens;
         desc->rounds = g->nnodes > 1 ? p->h->state->rounds : (int32_t)p->expected_rows;
+        desc->drop_rows = (int32_t)p->drop_rows;
     }
     if (ag_leader(ag)) {
         p->h->state->key = 0; /* until hn_done() */

@@ -128,11 +128,21 @@ KFN int64_t hn_token_number(const struct ht_notify_params *p, int64_t i)
 /* What becomes of entry i, which has an expert, when rows are dropped: FLAT of any node, else of this one. */
 KFN int32_t hn_drop(const struct ht_notify_params *p, int64_t i, int32_t pos)
 {
+    const int32_t limit = p->h->limits[p->h->ids[i] / p->g->local_experts];
+
     if (p->drop & DROP_FLAT)
-        return hn_token_number(p, i) < p->drop_rows ? p->h->ids[i] : -1;
-    if (pos >= p->drop_rows)
+        return hn_token_number(p, i) < limit ? p->h->ids[i] : -1;
+    if (pos >= limit)
         return -1;
-    return p->drop & DROP_TOKENS && hn_token_number(p, i) >= p->drop_rows ? PHANTOM(pos) : pos;
+    return p->drop & DROP_TOKENS && hn_token_number(p, i) >= limit ? PHANTOM(pos) : pos;
+}
+
+/* The rows that each rank takes, which it has said itself. */
+KFN_STEP void hn_limits(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    AG_EACH_ALL(ag, int, d, g->nranks) p->h->limits[d] = g->mask[d] ? hn_desc_of(g, d, epoch)->drop_rows : 0;
 }
 
 /* FLAT rows are dropped at the source: rows of earlier ranks at all destinations. */
@@ -315,6 +325,8 @@ KFN int hn_places(struct agent *ag, const struct ht_notify_params *p, uint64_t e
         hn_base_flat(ag, p, epoch);
     else
         hn_base_zones(ag, p, epoch);
+    if (p->drop)
+        hn_limits(ag, p, epoch);
     if (p->drop & DROP_FLAT)
         hn_base_far(ag, p, epoch);
     if (p->h->line || p->drop & DROP_TOKENS)

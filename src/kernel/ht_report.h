@@ -230,7 +230,6 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
         h->info->most_tokens = h->state->most_tokens = hn_most_tokens(p, epoch);
         h->info->all_rounds = h->state->all_rounds = all_rounds;
         h->state->drop = p->drop;
-        h->state->drop_rows = p->drop_rows;
         h->info->rounds = h->state->most_rounds;
         h->info->unexpected = h->state->unexpected = unexpected;
         h->info->too_many = h->state->too_many = too_many;

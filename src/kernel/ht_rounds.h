@@ -185,9 +185,10 @@ KFN void ht_drop_route(struct agent *ag, const struct group_dev *g, const struct
         int32_t number = -1;
         for (int j = 0; j <= k && number < 0 && pos[k] >= 0 && h->state->drop & DROP_TOKENS; j++)
             number = ids[j] >= 0 && ids[j] / L == ids[k] / L ? line[j] : -1;
-        if (pos[k] >= h->state->drop_rows)
+        const int32_t limit = pos[k] < 0 ? 0 : h->limits[ids[k] / L];
+        if (pos[k] >= limit)
             pos[k] = -1;
-        else if (pos[k] >= 0 && number >= h->state->drop_rows)
+        else if (pos[k] >= 0 && number >= limit)
             pos[k] = PHANTOM(pos[k]);
     }
     ag_sync(ag);

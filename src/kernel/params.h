@@ -212,9 +212,8 @@ struct handle_state {
     int64_t most_tokens; /* of a rank of the node */
     int32_t lost;        /* low latency: masked ranks elsewhere that were told of this dispatch (ll_recv_half.h) */
     int32_t all_rounds;  /* between nodes: the most of any rank; all ranks know the same */
-    int64_t drop_rows;
-    int64_t unexpected; /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
-    int64_t too_many;   /* 0, or the tokens of a rank that has more than max_tokens: nobody can use this routing */
+    int64_t unexpected;  /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
+    int64_t too_many;    /* 0, or the tokens of a rank that has more than max_tokens: nobody can use this routing */
 };
 
 /* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
@@ -243,6 +242,7 @@ struct handle_dev {
     int32_t *pos;      /* [B*K]: the row of (token, k) at its destination in this node; -1 = no row of its own there;
                         PHANTOM(row) = a row of zeros, for which it is this rank that writes them */
     int32_t *far_base; /* [R]: where FLAT rows are dropped, rows of earlier ranks at each destination; else NULL */
+    int32_t *limits;   /* [R]: where rows are dropped, how many each destination takes; else NULL */
     int32_t *line; /* [B*K]: EXPERT_MAJOR with a source map, the token's line at the rank of (token, k), for the first
                         k of that rank of this node; else -1. NULL = none */
     /* Between nodes */

@@ -84,7 +84,7 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.expert_stats = info->expert_stats.data;
     p.drop = drop_rules(handle);
     p.signature.extra |= p.drop ? SIGNATURE_DROP : 0;
-    p.drop_rows = handle->config.drop_rows;
+    p.drop_rows = info->drop_rows ? (int64_t)info->drop_rows : handle->config.drop_rows;
     if (p.drop & DROP_FLAT)
         status = drop_flat(handle, &p, stream);
     if (status == EPX_OK)

@@ -10,7 +10,7 @@ struct layout_tensors {
     epx_tensor expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns;
     epx_tensor rank_matrix, rank_tokens, relay_counts;
     epx_tensor expert_rows, expert_ends, source_ends;
-    uint32_t expected_rows;
+    uint32_t expected_rows, drop_rows;
 };
 
 /* Dispatch and combine, checked; strides are explicit; data NULL = not given. */

@@ -17,6 +17,7 @@ static const struct {
     {"epx_group_config", offsetof(epx_group_config, ht_buffer_bytes)},
     {"epx_layout_info", offsetof(epx_layout_info, rank_matrix)},
     {"epx_layout_info", offsetof(epx_layout_info, expert_rows)},
+    {"epx_layout_info", offsetof(epx_layout_info, drop_rows)},
     {"epx_dispatch_outputs", offsetof(epx_dispatch_outputs, source_map)},
     {"epx_dispatch_config", offsetof(epx_dispatch_config, source_stride)},
     {"epx_dispatch_config", offsetof(epx_dispatch_config, max_sms)},

@@ -103,14 +103,15 @@ static int cut_and_garbage_sizes(struct fixture *s)
         char bytes[8192];
     } asked;
     const uint32_t old_info = offsetof(epx_layout_info, rank_matrix),
-                   older_rows = offsetof(epx_layout_info, expert_rows);
+                   older_rows = offsetof(epx_layout_info, expert_rows),
+                   older_drop = offsetof(epx_layout_info, drop_rows);
     const uint32_t old_stats = offsetof(epx_stats, net_stuck);
     uint64_t kept;
 
     for (uint32_t i = 0; i < 256 + 6; i++) {
         static const uint32_t large[] = {4092, 4093, 4096, 4100, 65536, UINT32_MAX};
         const uint32_t size = i < 256 ? i : large[i - 256];
-        const int good = size == old_info || size == older_rows ||
+        const int good = size == old_info || size == older_rows || size == older_drop ||
                          (size >= sizeof(epx_layout_info) && size <= 4096 && size % 4 == 0);
 
         memset(&given, 0, sizeof(given));

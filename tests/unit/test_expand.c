@@ -65,7 +65,7 @@ struct state {
     float *weights, *recv_weights, *back_weights;
     uint16_t *x, *rows, *out, *bias;
     int32_t *map, *ends, *real, *sources, *stats;
-    int expand, drop; /* drop_rows: then without weights */
+    int expand, drop; /* 0, or rank r takes drop + r rows, and what is beyond is dropped */
     unsigned sum;
     int record; /* combine by a graph, the last of which is `graph` */
     epx_graph *graph;
@@ -299,6 +299,13 @@ static void fold(float *value, int *key, int per)
     }
 }
 
+static int is_dropped(const struct state *s, int source, int t, int k)
+{
+    const int e = expert_of(source, t, k);
+
+    return s->drop && e >= 0 && row_of(source, t, k, NULL) >= s->drop + e / LOCAL;
+}
+
 static uint16_t expected_sum(const struct state *s, int t, int c)
 {
     float value[TOPK], sum = bf16_to_float(bias_of(s->rank, t, c));
@@ -306,7 +313,7 @@ static uint16_t expected_sum(const struct state *s, int t, int c)
 
     for (int k = 0; k < TOPK; k++) {
         key[k] = expert_of(s->rank, t, k);
-        if (s->drop && key[k] >= 0 && row_of(s->rank, t, k, NULL) >= s->drop)
+        if (is_dropped(s, s->rank, t, k))
             key[k] = -1;
         value[k] = bf16_to_float(value_of(s->rank, t, k, c));
     }
@@ -322,8 +329,9 @@ static uint16_t expected_sum(const struct state *s, int t, int c)
 static int check_combined(const struct state *s)
 {
     for (int t = 0; t < tokens_of(s->rank); t++) {
-        for (int k = 0; k < TOPK && !s->drop; k++) {
-            const float expected = expert_of(s->rank, t, k) < 0 ? 0.0f : s->weights[t * TOPK + k];
+        for (int k = 0; k < TOPK; k++) {
+            const int none = expert_of(s->rank, t, k) < 0 || is_dropped(s, s->rank, t, k);
+            const float expected = none ? 0.0f : s->weights[t * TOPK + k];
             if (s->back_weights[t * TOPK + k] != expected)
                 return wrong(s, "weight", (int64_t)expected, (int64_t)s->back_weights[t * TOPK + k]);
         }
@@ -347,10 +355,10 @@ static int combine(struct state *s)
     epx_combine_config config = EPX_COMBINE_CONFIG_INIT;
 
     in.tokens = &rows;
-    in.topk_weights = s->drop ? NULL : &weights;
+    in.topk_weights = &weights;
     in.bias[0] = &bias;
     outputs.tokens = &out;
-    outputs.topk_weights = s->drop ? NULL : &back;
+    outputs.topk_weights = &back;
     config.sum = s->sum;
     config.max_sms = 1; /* of those that the group may take */
     memset(s->out, 0x55, MOST * HIDDEN * 2);
@@ -435,30 +443,66 @@ static int graphs_keep_rows(struct state *s)
     return 0;
 }
 
-/* Rows from the fourth on are dropped: what a relay has returned before, in the same place, is not added for them. */
-static int dropped(struct state *s)
+/* The source map still has a line for every token, with -1 for rows that were dropped. */
+static int check_dropped_map(const struct state *s)
 {
-    const int B = tokens_of(s->rank);
+    int64_t line = 0;
+
+    for (int src = 0; src < RANKS; src++)
+        for (int t = 0; t < tokens_of(src); t++) {
+            const int32_t *at = s->map + line * (TOPK + 2);
+            if (!goes(src, t, s->rank))
+                continue;
+            for (int k = 0; k < TOPK; k++) {
+                const int e = expert_of(src, t, k), here = e >= 0 && e / LOCAL == s->rank;
+                const int row = here && !is_dropped(s, src, t, k) ? row_of(src, t, k, NULL) : -1;
+                if (at[0] != src * STRIDE + t || at[2 + k] != row)
+                    return wrong(s, "line of a dropped row", row, at[2 + k]);
+            }
+            line++;
+        }
+    return 0;
+}
+
+/* Each rank takes another number of rows, and what is beyond is dropped: what a relay has returned before, in the same
+ * place, is not added for it. `later`: the number comes with the update. */
+static int dropped(struct state *s, int later)
+{
+    const int B = tokens_of(s->rank), room = (later ? 3 : 4) + s->rank; /* no more than the rows that it takes */
     epx_tensor idx = epx_tensor_make(s->idx, EPX_INT64, 2, B, TOPK, 0, 0);
     epx_tensor x = epx_tensor_make(s->x, EPX_BF16, 2, B, HIDDEN, 0, 0);
-    epx_tensor rows = epx_tensor_make(s->rows, EPX_BF16, 2, ROWS, HIDDEN, 0, 0);
+    epx_tensor rows = epx_tensor_make(s->rows, EPX_BF16, 2, room, HIDDEN, 0, 0);
+    epx_tensor weights = epx_tensor_make(s->weights, EPX_FP32, 2, B, TOPK, 0, 0);
+    epx_tensor got = epx_tensor_make(s->recv_weights, EPX_FP32, 1, room, 0, 0, 0);
+    epx_tensor map = epx_tensor_make(s->map, EPX_INT32, 2, LINES, TOPK + 2, 0, 0);
+    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
     epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_dispatch_config dispatch = EPX_DISPATCH_CONFIG_INIT;
     epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
 
     s->expand = 1;
-    s->drop = 4;
+    s->drop = later ? 3 : 4;
     config.mode = EPX_HIGH_THROUGHPUT;
     config.layout = EPX_EXPERT_MAJOR;
     config.topk = TOPK;
     config.expert_alignment = ALIGN;
-    config.drop_rows = s->drop;
+    config.flags = EPX_HANDLE_SOURCE_MAP;
+    config.drop_rows = later ? INT32_MAX : s->drop + s->rank;
+    info.drop_rows = later ? (uint32_t)(s->drop + s->rank) : 0;
     in.tokens = &x;
+    in.topk_weights = &weights;
     out.tokens = &rows;
+    out.topk_weights = &got;
+    out.source_map = &map;
+    dispatch.source_stride = STRIDE;
     if (epx_handle_create(&s->handle, s->group, &config) != EPX_OK ||
-        epx_handle_update(s->handle, &idx, NULL, NULL) != EPX_OK ||
-        epx_dispatch(s->handle, &in, &out, NULL, NULL, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK)
+        epx_handle_update(s->handle, &idx, &info, NULL) != EPX_OK ||
+        epx_dispatch(s->handle, &in, &out, NULL, &dispatch, NULL) != EPX_OK ||
+        epx_stream_sync(s->group, NULL) != EPX_OK)
         return wrong(s, "dispatch with dropped rows", 0, 1);
+    if (check_dropped_map(s))
+        return -1;
     experts(s);
     return all_sums(s) || epx_handle_destroy(s->handle) != EPX_OK ? -1 : 0;
 }
@@ -469,7 +513,7 @@ static int all_layouts(struct fixture *fixture)
     int failed;
 
     open_rank(&s);
-    failed = graphs_keep_rows(&s) || one_layout(&s, 0) || one_layout(&s, 1) || dropped(&s);
+    failed = graphs_keep_rows(&s) || one_layout(&s, 0) || one_layout(&s, 1) || dropped(&s, 0) || dropped(&s, 1);
     close_rank(&s);
     return failed;
 }
