@@ -80,6 +80,7 @@ static int test_groups(void)
     BAD_GROUP(BAD, c.max_token_bytes = 0);
     BAD_GROUP(USAGE, c.alloc.alloc_fn = no_alloc);
     BAD_GROUP(USAGE, c.alloc.free_fn = no_free);
+    BAD_GROUP(ncclSystemError, c.alloc.alloc_fn = no_alloc; c.alloc.free_fn = no_free);
     BAD_GROUP(USAGE, c.rdma_buffer_size = 4096);
     SAYS("rdma_buffer_size: expected NCCL_EP_AUTO or at least");
     TRY(ncclEpGroupDestroy(NULL));
@@ -87,6 +88,7 @@ static int test_groups(void)
     /* Where there are SMs, there are not so many; where there are none, the limit means nothing. */
     c = good, c.max_num_sms = 100000;
     c.rdma_buffer_size = 1ul << 40;
+    c.version = 9; /* NCCL_EP_ENV_VERBOSE: a warning, and no more */
     EXPECT(on_gpu() ? USAGE : ncclSuccess, ncclEpCreateGroup(&group, world.comm, &c));
     if (!on_gpu())
         TRY(ncclEpGroupDestroy(group));
@@ -261,6 +263,27 @@ static int test_bad_pointers(struct calls *c)
     return munmap(pages, 2 * 4096);
 }
 
+/* Results that would go to memory that can only be read. */
+static int test_read_only(struct calls *c)
+{
+    void *at = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const size_t sizes[2] = {3, 4};
+
+    CHECK(at != MAP_FAILED);
+    EXPECT(BAD, ncclEpGetVersion(at));
+    SAYS("which is not writable");
+    EXPECT(BAD, ncclEpTensorAlloc(at, 2, ncclFloat32, sizes, NULL));
+    EXPECT(BAD, ncclEpCreateGroup(at, world.comm, NULL));
+    EXPECT(BAD, ncclEpInitHandle(at, c->nc.group, c->nc.spec->layout, NULL, 2, NULL));
+    EXPECT(BAD, ncclEpCreateHandle(at, c->nc.group, c->nc.spec->layout, c->nc.idx.tensor, NULL, NULL, world.stream));
+    EXPECT(BAD, ncclEpHandleMemSize(c->nc.group, c->nc.spec->layout, NULL, at, 2));
+    EXPECT(BAD, ncclEpGetAsyncError(c->nc.group, at));
+    EXPECT(BAD, ncclEpxMemAlloc(c->nc.group, 16, at));
+    if (!on_gpu())
+        EXPECT(BAD, ncclEpMaskQuery(c->nc.group, at, world.stream));
+    return munmap(at, 4096);
+}
+
 static int open_calls(struct calls *c, const struct spec *spec, int routed)
 {
     ncclEpGroup_t group;
@@ -297,7 +320,7 @@ static int test_ll_expert(void)
 {
     struct calls c;
 
-    if (open_calls(&c, &ll_spec, 1) || test_descriptions(&c) || test_bad_pointers(&c))
+    if (open_calls(&c, &ll_spec, 1) || test_descriptions(&c) || test_bad_pointers(&c) || test_read_only(&c))
         return -1;
     TRY(ncclEpUpdateHandle(c.nc.handle, c.nc.idx.tensor, &c.args.info, world.stream)); /* looks at no counter */
     REFUSED(BAD, c.args.info.expert_counters = NULL, dispatch(&c));

@@ -83,6 +83,12 @@ static int test_window_in_reach(ncclEpAlgorithm_t algorithm)
         const int t = low ? row % SMALL_TOKENS : row, comes = t < 3 && (!low || row / SMALL_TOKENS == from);
         CHECK(comes ? small_row(&s.out, row) == small_value(from, t) : small_row_is(&s.out, row, 0x5a));
     }
+    /* Combine of high throughput demands a window as well; that of low latency takes any memory. */
+    s.out.tensor->win_hdl = NULL;
+    if (!low) {
+        EXPECT(BAD, ncclEpCombine(s.handle, &s.calls.cin, &s.calls.cout, NULL, world.stream));
+        s.out.tensor->win_hdl = window;
+    }
     if (small_combine(&s, 0))
         return -1;
     for (int t = 0; t < 3; t++)

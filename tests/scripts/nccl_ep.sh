@@ -33,7 +33,8 @@ ASAN_OPTIONS=$leak_checked NCCL_EP_DEBUG=1 NCCL_EP_ENV_VERBOSE=1 NVCC=none EPX_L
 # NCCL_EP_DEBUG: a banner, and of each call why its rows are moved in place or not; _ENV_VERBOSE: all variables.
 for words in "NCCL EP version" "rank 0: ncclEpDispatch: outputs.tokens: zero-copy: memory of ncclEpxMemAlloc" \
     "ncclEpDispatch: outputs.tokens (in a window): no zero-copy" "rank 0: ncclEpCombine: inputs.tokens: no zero-copy" \
-    "NVCC=none (no effect: nothing is compiled at run time)" "config.num_qp_per_rank is 4: no effect here"; do
+    "NVCC=none (no effect: nothing is compiled at run time)" "config.num_qp_per_rank is 4: no effect here" \
+    "config.version is 9, this library knows 2"; do
     grep -qF "$words" "$said" || fail "one rank does not say: $words"
 done
 "$build/tests/nccl_ep_comm" "$build/libepx_nccl.so" || fail "nccl_ep_comm"

@@ -35,6 +35,8 @@ void pointers_begin(void);
 int pointer_readable(const void *at, size_t bytes);
 /* InvalidArgument unless so many bytes can be read. */
 ncclResult_t pointer_need(const char *call, const char *name, const void *at, size_t bytes);
+/* The same, and unless they can be written: a result goes there. */
+ncclResult_t pointer_need_result(const char *call, const char *name, void *at, size_t bytes);
 
 struct ncclEpGroup;
 

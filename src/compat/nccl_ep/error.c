@@ -97,7 +97,7 @@ ncclResult_t ncclEpGetVersion(int *version)
     ncclResult_t result;
 
     pointers_begin();
-    result = pointer_need("ncclEpGetVersion", "version", version, sizeof(*version));
+    result = pointer_need_result("ncclEpGetVersion", "version", version, sizeof(*version));
     if (result == ncclSuccess)
         *version = NCCL_EP_VERSION_CODE;
     return result;

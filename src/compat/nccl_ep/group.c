@@ -253,7 +253,7 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const n
     ncclResult_t result;
 
     pointers_begin();
-    result = pointer_need(create, "ep_group", ep_group, sizeof(*ep_group));
+    result = pointer_need_result(create, "ep_group", ep_group, sizeof(*ep_group));
     if (result != ncclSuccess)
         return result;
     *ep_group = NULL;
@@ -339,7 +339,8 @@ ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStrea
     if (result == ncclSuccess)
         result = compat_stream(ep_group, stream, call, &own);
     if (result == ncclSuccess && ep_group->is_cpu)
-        result = pointer_need(call, "mask_status", mask_status, (size_t)ep_group->comm.nranks * sizeof(*mask_status));
+        result =
+            pointer_need_result(call, "mask_status", mask_status, (size_t)ep_group->comm.nranks * sizeof(*mask_status));
     if (result == ncclSuccess)
         result = compat_result(epx_mask_query(ep_group->group, mask_status, own), call);
     return result == ncclSuccess && ep_group->self_masked ? show_self_masked(ep_group, call, mask_status, own) : result;
@@ -475,7 +476,7 @@ ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out)
     epx_status status;
 
     if (result == ncclSuccess)
-        result = pointer_need(call, "error_out", error_out, sizeof(*error_out));
+        result = pointer_need_result(call, "error_out", error_out, sizeof(*error_out));
     if (result != ncclSuccess)
         return result;
     status = ep_group->rejoin && is_left_out(ep_group) ? EPX_OK : epx_group_error(ep_group->group, &info);
@@ -517,7 +518,7 @@ ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr)
     ncclResult_t result = group_need(ep_group, "ncclEpxMemAlloc");
 
     if (result == ncclSuccess)
-        result = pointer_need("ncclEpxMemAlloc", "ptr", ptr, sizeof(*ptr));
+        result = pointer_need_result("ncclEpxMemAlloc", "ptr", ptr, sizeof(*ptr));
     if (result == ncclSuccess)
         result = compat_result(epx_alloc(ep_group->group, bytes, ptr), "ncclEpxMemAlloc");
     if (result == ncclSuccess)

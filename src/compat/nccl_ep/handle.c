@@ -105,7 +105,7 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, 
     if (result == ncclSuccess)
         result = make_config(ep_group, call, layout, config, num_topk, &c);
     if (result == ncclSuccess)
-        result = pointer_need(call, "size_out", size_out, sizeof(*size_out));
+        result = pointer_need_result(call, "size_out", size_out, sizeof(*size_out));
     if (result != ncclSuccess)
         return result;
     return compat_result(epx_handle_memory(ep_group->group, &c, size_out), call);
@@ -142,7 +142,7 @@ static ncclResult_t init_handle(const char *call, ncclEpHandle_t *out, struct nc
     ncclResult_t result;
 
     pointers_begin();
-    result = pointer_need(call, "handle", out, sizeof(*out));
+    result = pointer_need_result(call, "handle", out, sizeof(*out));
     if (result != ncclSuccess)
         return result;
     *out = NULL;
@@ -228,7 +228,7 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, 
     ncclResult_t result;
 
     pointers_begin();
-    result = pointer_need(call, "handle", handle, sizeof(*handle));
+    result = pointer_need_result(call, "handle", handle, sizeof(*handle));
     if (result != ncclSuccess)
         return result;
     *handle = NULL;

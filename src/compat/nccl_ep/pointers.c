@@ -7,10 +7,15 @@
  * at `how`. With a `how` that does not exist it changes nothing, and fails with EFAULT where the word cannot be read,
  * else with EINVAL. It costs 0.1 us. The structs of a call lie in two or three pages (a stack, a heap), so a call asks
  * for each page once. Memory that another thread unmaps during the call is not found out.
+ *
+ * Can a result be written? FUTEX_WAKE_OP changes a word of the caller's memory atomically before it wakes those that
+ * wait at another. Here it sets no bits, at a word where nobody waits: nothing changes, and it fails with EFAULT where
+ * the word cannot be written.
  */
 #include "compat/nccl_ep/compat.h"
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -55,6 +60,31 @@ int pointer_readable(const void *at, size_t bytes)
         if (last - page < PAGE)
             return 1;
     return 0;
+}
+
+static int word_writable(uintptr_t at)
+{
+    static uint32_t nobody; /* waits here */
+    const int before = errno;
+    const int writable = !(syscall(SYS_futex, &nobody, FUTEX_WAKE_OP | FUTEX_PRIVATE_FLAG, 0, NULL, at & ~(uintptr_t)3,
+                                   FUTEX_OP(FUTEX_OP_OR, 0, FUTEX_OP_CMP_EQ, 0)) < 0 &&
+                           errno == EFAULT);
+
+    errno = before;
+    return writable;
+}
+
+ncclResult_t pointer_need_result(const char *call, const char *name, void *at, size_t bytes)
+{
+    const ncclResult_t result = pointer_need(call, name, at, bytes);
+
+    if (result != ncclSuccess)
+        return result;
+    if (!word_writable((uintptr_t)at) || !word_writable((uintptr_t)at + bytes - 1))
+        return compat_fail(ncclInvalidArgument,
+                           "%s: %s: expected a pointer to %zu bytes for a result, got %p, which is not writable", call,
+                           name, bytes, at);
+    return ncclSuccess;
 }
 
 ncclResult_t pointer_need(const char *call, const char *name, const void *at, size_t bytes)

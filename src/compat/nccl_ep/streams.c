@@ -304,11 +304,15 @@ static size_t find_waiting(const struct ncclEpGroup *groups, cudaStream_t stream
     return count;
 }
 
-/* Idle is what is asked for: what the group thinks of what ran is ncclEpGetAsyncError's to say. */
+/* Idle is what is asked for: what the group thinks of what ran is ncclEpGetAsyncError's to say. A group that is no
+ * longer known has nothing in flight: its destruction frees memory by a free_fn that may well be cudaFree, which waits
+ * for all streams. */
 static epx_status wait_idle(const struct waiting *w)
 {
     epx_status status = epx_stream_sync(w->group, w->stream);
 
+    if (status == EPX_ERR_ARGUMENT)
+        return EPX_OK;
     return epx_stream_query(w->group, w->stream) == EPX_OK ? EPX_OK : status;
 }
 

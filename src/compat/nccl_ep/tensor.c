@@ -23,7 +23,7 @@ ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor, unsigned int ndim, ncclD
     ncclResult_t result;
 
     pointers_begin();
-    result = pointer_need(call, "tensor", tensor, sizeof(*tensor));
+    result = pointer_need_result(call, "tensor", tensor, sizeof(*tensor));
     if (result != ncclSuccess)
         return result;
     *tensor = NULL;
