@@ -122,9 +122,10 @@ void oracle_fill_results(const struct oracle_recv *recv, const struct oracle_dat
                          epx_tensor *weights);
 
 struct oracle_combine {
-    int weighted; /* LL EXPERT_MAJOR: multiply by data->weights */
-    int biases;   /* 0, 1 or 2: how many data->bias are added first */
-    int logfmt;   /* rows travelled as LogFMT-10: compare within its error bound, not bit by bit */
+    int weighted;    /* LL EXPERT_MAJOR: multiply by data->weights */
+    int biases;      /* 0, 1 or 2: how many data->bias are added first */
+    int logfmt;      /* rows travelled as LogFMT-10: compare within its error bound, not bit by bit */
+    int round_ranks; /* HT EXPERT_MAJOR, one node: EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS */
 };
 
 /* Checks what combine returned to `rank`, bit by bit but for logfmt. */

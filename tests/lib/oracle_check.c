@@ -448,6 +448,38 @@ static void sum_by_expert(struct combine_check *c, int token, int node)
     }
 }
 
+/* Each rank's rows in k-order, rounded; then the ranks, by the last entry that names each. */
+static void sum_rounded_ranks(struct combine_check *c, int token)
+{
+    const struct oracle_route *route = c->route;
+    const int32_t *idx = oracle_idx(route, c->rank, token);
+    const int dtype = c->data->result_dtype, L = route->local_experts;
+    const size_t size = tensor_element_size(dtype);
+
+    for (int last = 0; last < route->topk; last++) {
+        const int owner = idx[last] < 0 ? -1 : idx[last] / L;
+        int later = owner < 0 || !route->active[owner];
+
+        for (int k = last + 1; k < route->topk && !later; k++)
+            later = idx[k] >= 0 && idx[k] / L == owner;
+        if (later)
+            continue;
+        for (int i = 0; i < c->data->hidden; i++) {
+            c->decoded[i] = c->sum[i];
+            c->sum[i] = 0;
+        }
+        for (int k = 0; k <= last; k++)
+            if (idx[k] >= 0 && idx[k] / L == owner) {
+                c->data->result(c->data->context, owner, idx[k], c->rank, token, k, c->row);
+                add_row(c, 1, 1);
+            }
+        for (int i = 0; i < c->data->hidden; i++) {
+            oracle_from_float(dtype, c->sum[i], c->expected + (size_t)i * size);
+            c->sum[i] = c->decoded[i] + oracle_to_float(dtype, c->expected + (size_t)i * size);
+        }
+    }
+}
+
 /* Low latency: in the order in which the token's top-k names the ranks. */
 static void sum_in_turn(struct combine_check *c, int token)
 {
@@ -482,7 +514,9 @@ static void sum_by_rank(struct combine_check *c, int token, int node)
 
 static void sum_node(struct combine_check *c, int token, int node)
 {
-    if (c->route->layout == EPX_EXPERT_MAJOR)
+    if (c->how->round_ranks)
+        sum_rounded_ranks(c, token);
+    else if (c->route->layout == EPX_EXPERT_MAJOR)
         sum_by_expert(c, token, node);
     else if (c->route->layout == EPX_RANK_MAJOR)
         sum_in_turn(c, token);

@@ -509,7 +509,8 @@ static int check_combine(struct actor *a)
 {
     const struct prop_handle *p = a->p;
     struct oracle_data data = oracle_data_workload(&a->w, p->result_dtype);
-    struct oracle_combine how = {low_latency(a) && p->layout == EPX_EXPERT_MAJOR, p->biases, p->logfmt};
+    struct oracle_combine how = {
+        .weighted = low_latency(a) && p->layout == EPX_EXPERT_MAJOR, .biases = p->biases, .logfmt = p->logfmt};
     struct mismatch m;
 
     if (oracle_check_combine(a->route, &data, a->rank, &how, &a->cout, &m))

@@ -50,6 +50,84 @@ static int test_struct_sizes(void)
     return 0;
 }
 
+/* Every struct of a call, as a newer caller has it: what lies behind the fields that are known is not looked at. */
+struct newer {
+    struct {
+        ncclEpHandleConfig_t config;
+        unsigned char tail[40];
+    } handle;
+    struct {
+        ncclEpCompleteConfig_t config;
+        unsigned char tail[40];
+    } complete;
+    struct {
+        ncclEpTensor_t tensor;
+        unsigned char tail[48];
+    } tokens;
+};
+
+/* The ABI, both ways, in every call: version 1's sizes with nonsense in the fields that it did not have, then sizes
+ * beyond this library's. One byte less than version 1 is refused. */
+static int test_sizes_of_calls(ncclEpAlgorithm_t algorithm, ncclEpLayout_t layout)
+{
+    const ncclEpGroupConfig_t config = small_config(algorithm, algorithm == HT ? 32 : 0);
+    const int to = 2 * world.rank, ids[] = {to, to + 1, to, to + 1};
+    enum { NEWER = 96 };
+    struct newer n;
+    ncclEpHandle_t handle;
+    struct small s;
+
+    memset(&n, 0xb7, sizeof(n));
+    if (small_open(&s, &config, layout, 1, 1, 32, PLAIN) || small_route(&s, ids, 4))
+        return -1;
+    for (int t = 0; t < SMALL_TOKENS; t++) /* low latency's EXPERT_MAJOR reads them */
+        ((float *)s.weights.view.data)[t] = 1;
+    if (tensor_pair_put(&s.weights))
+        return -1;
+    s.calls.cin.size = NCCL_EP_COMBINE_INPUTS_V1_SIZE;
+    s.calls.cin.scales = (ncclEpTensor_t *)(uintptr_t)0xb7b7b7b0;
+    s.calls.cconfig.size = NCCL_EP_COMBINE_CONFIG_V1_SIZE;
+    s.calls.cconfig.quant_recipe = (ncclEpCombQuant_t)99;
+    s.calls.config.size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE;
+    s.calls.config.quant_recipe = (ncclEpDispQuant_t)99;
+    s.calls.info.size = NCCL_EP_LAYOUT_INFO_V1_SIZE;
+    s.calls.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)99;
+    if (small_there_and_back(&s))
+        return -1;
+    s.calls.cin.size--;
+    EXPECT(BAD, ncclEpCombine(s.handle, &s.calls.cin, &s.calls.cout, NULL, world.stream));
+    s.calls.cin.size++, s.calls.cconfig.size--;
+    EXPECT(BAD, ncclEpCombine(s.handle, &s.calls.cin, &s.calls.cout, &s.calls.cconfig, world.stream));
+    s.calls.config.size--;
+    EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, &s.calls.config, world.stream));
+    small_calls(&s, 0);
+    n.tokens.tensor = *s.tokens.tensor;
+    n.tokens.tensor.magic = NCCL_EP_TENSOR_MAGIC;
+    n.tokens.tensor.size = sizeof(n.tokens);
+    s.calls.in.tokens = &n.tokens.tensor;
+    s.calls.in.size = s.calls.out.size = s.calls.config.size = s.calls.info.size = NEWER;
+    s.calls.cin.size = s.calls.cout.size = s.calls.cconfig.size = NEWER; /* their tails are the structs behind them */
+    n.handle.config = (ncclEpHandleConfig_t)NCCL_EP_HANDLE_CONFIG_INIT;
+    n.handle.config.size = sizeof(n.handle);
+    n.complete.config = (ncclEpCompleteConfig_t)NCCL_EP_COMPLETE_CONFIG_INIT;
+    n.complete.config.size = sizeof(n.complete);
+    if (small_there_and_back(&s))
+        return -1;
+    TRY(ncclEpComplete(s.handle, &n.complete.config, world.stream));
+    n.complete.config.size = NCCL_EP_COMPLETE_CONFIG_V1_SIZE - 1;
+    EXPECT(BAD, ncclEpComplete(s.handle, &n.complete.config, world.stream));
+    TRY(ncclEpInitHandle(&handle, s.group, layout, &n.handle.config, 1, NULL));
+    TRY(ncclEpHandleDestroy(handle));
+    /* A tensor of ncclEpTensorAlloc with other sizes than its own is none. */
+    s.calls.in.tokens = s.tokens.tensor;
+    size_t *const own = s.tokens.tensor->sizes;
+    size_t other[2] = {4, SMALL_HIDDEN};
+    s.tokens.tensor->sizes = other;
+    EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, NULL, world.stream));
+    s.tokens.tensor->sizes = own;
+    return small_close(&s);
+}
+
 /* G: only what ncclEpTensorAlloc gave, as it gave it, is destroyed. E: nothing is a thing to destroy. */
 static int test_destroy(void)
 {
@@ -186,6 +264,8 @@ static int test_rank_major(int counters, int tokens)
     if (small_open(&s, &config, RANK_MAJOR, 1, 2, 0, PLAIN))
         return -1;
     s.calls.info.src_rank_counters = counters ? s.rank_counts.tensor : NULL;
+    if (!tokens) /* an empty tensor needs no memory */
+        s.idx.tensor->data = s.tokens.tensor->data = s.weights.tensor->data = NULL;
     if (small_route(&s, ids, tokens) || small_dispatch(&s, 0x5a))
         return -1;
     for (int r = 0; r < world.nranks; r++) {
@@ -217,7 +297,10 @@ static int test_global_ids(ncclEpAlgorithm_t algorithm)
     const int ids[] = {2 * world.rank + 1};
     struct small s;
 
-    if (small_open(&s, &config, algorithm == LL ? RANK_MAJOR : FLAT, 1, 1, 32, PLAIN) || small_route(&s, ids, 1))
+    if (small_open(&s, &config, algorithm == LL ? RANK_MAJOR : FLAT, 1, 1, 32, PLAIN))
+        return -1;
+    s.calls.info.recv_topk_idx_kind = NCCL_EP_EXPERT_ID_GLOBAL;
+    if (small_route(&s, ids, 1))
         return -1;
     for (int kind = NCCL_EP_EXPERT_ID_AUTO; kind <= NCCL_EP_EXPERT_ID_GLOBAL; kind++) {
         const int64_t row = algorithm == LL ? (int64_t)world.rank * SMALL_TOKENS : 0;
@@ -246,6 +329,32 @@ static int test_tail(ncclEpLayout_t layout)
     }
     for (int row = 32; row < 36; row++)
         CHECK(small_row_is(&s.out, row, 0x5a) && small_row_is(&s.out_weights, row, 0x5a));
+    if (layout == FLAT) { /* weights and ids have as many rows */
+        s.out_idx.tensor->sizes[0]--;
+        EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, NULL, NULL, world.stream));
+    }
+    return small_close(&s);
+}
+
+/* High throughput's EXPERT_MAJOR, one node: the rows of a rank are summed and rounded to bfloat16 before the ranks are
+ * added. 1 + 2^-8 becomes 1 there; with another rank's 2^-8, one rounding at the end would give 1 + 2^-7. */
+static int test_rank_sums(void)
+{
+    const ncclEpGroupConfig_t config = small_config(HT, 64);
+    const int ids[] = {0, 2, 1}, one_node = !world.ranks_per_node || world.ranks_per_node >= world.nranks;
+    const int64_t zone = world.nranks;
+    struct small s;
+
+    if (world.nranks < 2 || !one_node)
+        return 0;
+    if (small_open(&s, &config, EXPERT_MAJOR, 1, 3, 64, PLAIN) || small_route(&s, ids, 1) || small_dispatch(&s, 0))
+        return -1;
+    for (int64_t i = 0; i < 2 * zone * SMALL_HIDDEN; i++) /* rank 0: expert 0, then 1; rank 1: expert 2 */
+        oracle_from_float(EPX_BF16, world.rank == 0 && i < zone * SMALL_HIDDEN ? 1.0f : 1.0f / 256,
+                          (char *)s.out.view.data + 2 * i);
+    if (tensor_pair_put(&s.out) || small_combine(&s, 0xcd))
+        return -1;
+    CHECK(small_row(&s.back, 0) == 1.0f);
     return small_close(&s);
 }
 
@@ -302,6 +411,7 @@ static int test_configurations(void)
 static int test_environment(void)
 {
     const ncclEpGroupConfig_t config = small_config(HT, SMALL_TOKENS);
+    ncclEpGroupConfig_t on = config;
     ncclEpHandle_t handle;
     ncclEpGroup_t group;
     int failed = 1;
@@ -315,6 +425,10 @@ static int test_environment(void)
     EXPECT(USAGE, ncclEpInitHandle(&handle, group, EXPERT_MAJOR, NULL, 2, NULL));
     failed = ncclEpInitHandle(&handle, group, FLAT, NULL, 2, NULL) != ncclSuccess;
     CHECK(!failed);
+    TRY(ncclEpGroupDestroy(group));
+    on.zero_copy = NCCL_EP_ZERO_COPY_ON; /* which needs no room for copies */
+    TRY(ncclEpCreateGroup(&group, world.comm, &on));
+    TRY(ncclEpInitHandle(&handle, group, EXPERT_MAJOR, NULL, 2, NULL));
     TRY(unsetenv("NCCL_EP_HT_EM_LOCAL_DUP"));
     TRY(unsetenv("NCCL_EP_HT_EM_NVLINK_DUP"));
     TRY(unsetenv("NCCL_EP_TOKENS_PER_CHUNK"));
@@ -342,8 +456,10 @@ static int test_stale_routing(ncclEpLayout_t layout)
 
 int test_rules(void)
 {
-    return test_struct_sizes() || test_destroy() || test_layout_info() || test_ignored(FLAT) ||
-                   test_ignored(EXPERT_MAJOR) || test_long_counters(FLAT) || test_long_counters(EXPERT_MAJOR) ||
+    return test_struct_sizes() || test_sizes_of_calls(HT, FLAT) || test_sizes_of_calls(HT, EXPERT_MAJOR) ||
+                   test_sizes_of_calls(LL, EXPERT_MAJOR) || test_sizes_of_calls(LL, RANK_MAJOR) || test_rank_sums() ||
+                   test_destroy() || test_layout_info() || test_ignored(FLAT) || test_ignored(EXPERT_MAJOR) ||
+                   test_long_counters(FLAT) || test_long_counters(EXPERT_MAJOR) ||
                    test_low_latency_ignores(EXPERT_MAJOR) || test_low_latency_ignores(RANK_MAJOR) ||
                    test_rank_major(1, 4) || test_rank_major(0, 4) || test_rank_major(0, 0) || test_rank_major(1, 1) ||
                    test_global_ids(LL) || test_global_ids(HT) || test_tail(FLAT) || test_tail(EXPERT_MAJOR) ||
