@@ -144,6 +144,12 @@ static uint64_t end_of_wait(const struct membership *m, uint64_t deadline)
     return m->coordinator == m->rank ? deadline : deadline + news_ns(m);
 }
 
+/* What the ranks do, in words of a message. */
+static const char *what_for(const struct membership *m)
+{
+    return m->purpose == MEMBERSHIP_CREATION ? "creation of the group" : "recovery";
+}
+
 /* What a rank that only hears from the coordinator can say if it hears nothing: not who has stopped. EPX_OK: it has
  * heard. */
 static epx_status check_silence(const struct membership *m, int number)
@@ -153,16 +159,15 @@ static epx_status check_silence(const struct membership *m, int number)
     if (m->coordinator == m->rank || (!number && !m->peers[m->coordinator].arrived))
         return EPX_OK;
     if (number)
-        return fail(
-            EPX_ERR_TIMEOUT,
-            "rank %d: no result from rank %d, which leads the recovery, within %d ms: it may have stopped, or a "
-            "rank that it waits for",
-            m->rank, m->coordinator, m->timeout_ms);
+        return fail(EPX_ERR_TIMEOUT,
+                    "rank %d: no result from rank %d, which leads the %s, within %d ms: it may have stopped, or a "
+                    "rank that it waits for",
+                    m->rank, m->coordinator, what_for(m), m->timeout_ms);
     if (silent <= NEWS_MISSED * news_ns(m))
         return EPX_OK;
     return fail(EPX_ERR_TIMEOUT,
-                "rank %d: no word from rank %d, which leads the recovery, in the last %d of %d ms: it may have stopped",
-                m->rank, m->coordinator, (int)(silent / 1000000u), m->timeout_ms);
+                "rank %d: no word from rank %d, which leads the %s, in the last %d of %d ms: it may have stopped",
+                m->rank, m->coordinator, what_for(m), (int)(silent / 1000000u), m->timeout_ms);
 }
 
 static epx_status too_late(const struct membership *m, int number)
@@ -175,7 +180,8 @@ static epx_status too_late(const struct membership *m, int number)
         return status;
     there = calloc((size_t)m->nranks, 1);
     if (!there)
-        return fail(EPX_ERR_TIMEOUT, "rank %d: not all ranks joined the recovery within %d ms", m->rank, m->timeout_ms);
+        return fail(EPX_ERR_TIMEOUT, "rank %d: not all ranks joined the %s within %d ms", m->rank, what_for(m),
+                    m->timeout_ms);
     for (int r = 0; r < m->nranks; r++) {
         const int arrived = number ? m->peers[r].data[number & 1].number == number : m->peers[r].arrived;
         /* Other ranks than the coordinator have only its word of the others, and none before it has come itself. */
@@ -184,8 +190,8 @@ static epx_status too_late(const struct membership *m, int number)
         there[r] = r == m->rank || m->excluded[r] || arrived || heard;
     }
     if (absent_ranks(there, m->nranks, names, sizeof(names)))
-        status =
-            fail(EPX_ERR_TIMEOUT, "rank %d: %s did not join the recovery within %d ms", m->rank, names, m->timeout_ms);
+        status = fail(EPX_ERR_TIMEOUT, "rank %d: %s did not join the %s within %d ms", m->rank, names, what_for(m),
+                      m->timeout_ms);
     else
         status = fail(EPX_ERR_TIMEOUT, "rank %d: the ranks did not agree within %d ms on the ranks that are masked",
                       m->rank, m->timeout_ms);
@@ -405,7 +411,7 @@ static epx_status check_arrival(const struct membership *m, int rank, size_t exp
         return fail(EPX_ERR_MISMATCH, "rank %d sends %zu bytes to an all-gather, rank %d expected %zu", rank, bytes,
                     m->rank, expected);
     if (!*there && peer->rx.conn < 0)
-        return fail(EPX_ERR_PEER, "rank %d ended or gave up during the recovery", rank);
+        return fail(EPX_ERR_PEER, "rank %d ended or gave up during the %s", rank, what_for(m));
     return EPX_OK;
 }
 

@@ -22,7 +22,10 @@ epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *ke
                            struct membership **membership);
 /* The addresses of all ranks, and a random number that only ranks of this group know. */
 void membership_set_peers(struct membership *membership, const struct conn_address *all, uint64_t token);
-enum { MEMBERSHIP_ANY_PURPOSE = -2 }; /* of a process that joins: whatever the others recover for */
+enum {
+    MEMBERSHIP_CREATION = -1,   /* of the group; other purposes are recoveries */
+    MEMBERSHIP_ANY_PURPOSE = -2 /* of a process that joins: whatever the others recover for */
+};
 
 /*
  * Collective over the ranks that are not excluded. excluded[nranks]: in, the ranks that this rank excludes; on success,

@@ -560,7 +560,7 @@ epx_status handshake_connected(struct epx_group *group, struct exchange *x, epx_
     if (!group->membership)
         return handshake_ready(group, mine);
     snprintf(text, sizeof(text), "%s", mine == EPX_OK ? "" : epx_last_error());
-    status = membership_agree(group->membership, -1, x->out, creation_ms(group));
+    status = membership_agree(group->membership, MEMBERSHIP_CREATION, x->out, creation_ms(group));
     if (status == EPX_OK) {
         mine = mine == EPX_OK ? check_reached(group, x->out) : fail(mine, "%s", text);
         group->use_membership = 1;

@@ -282,11 +282,13 @@ static void the_coordinator_that_leaves_is_named_by_all(void **state)
 }
 
 /* Nobody but the stopped rank is named as the culprit: the coordinator knows, and the others only suspect. */
-static void run_stopping(int who, const char *name, const char *suspicion)
+static void run_stopping(int who, int purpose, const char *name, const char *suspicion)
 {
     struct scenario scenario = {.one_round = 1, .one_stops = 1, .timeout_ms = slow_ms(600)};
 
     scenario.part[who].stops = 1;
+    for (int r = 0; r < N; r++)
+        scenario.part[r].purpose = purpose;
     for (int r = 0; r < N; r++)
         if (r != who) {
             scenario.part[r].gathers = EPX_ERR_TIMEOUT;
@@ -299,8 +301,9 @@ static void run_stopping(int who, const char *name, const char *suspicion)
 static void a_rank_that_stops_is_named_by_all(void **state)
 {
     (void)state;
-    run_stopping(3, "rank 3 did not join the recovery", NULL);
-    run_stopping(0, "no result from rank 0, which leads the recovery", "may have stopped");
+    run_stopping(3, 0, "rank 3 did not join the recovery", NULL);
+    run_stopping(3, MEMBERSHIP_CREATION, "rank 3 did not join the creation of the group", NULL);
+    run_stopping(0, 0, "no result from rank 0, which leads the recovery", "may have stopped");
 }
 
 /* The coordinator has connected to all and told who was there, and then stops: what it said is old. */
