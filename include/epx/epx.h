@@ -640,7 +640,8 @@ EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
  */
 EPX_API epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream);
 EPX_API epx_status epx_mask_update(epx_group *group, const int32_t *host_mask, epx_stream stream);
-/* Collective over all ranks whose processes exist: all of them become active again. The others stay masked. */
+/* Collective over all ranks whose processes exist: all of them become active again. The others stay masked. After a
+ * failure all call epx_group_error_clear. */
 EPX_API epx_status epx_mask_clean(epx_group *group, epx_stream stream);
 /* The same without the ranks that are masked, which need not call: collective over the ranks that no rank has masked.
  * epx_mask_query shows all of them as active from then on; in truth the masked ones stay so until all ranks

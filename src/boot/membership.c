@@ -432,9 +432,26 @@ static epx_status check_arrivals(const struct membership *m, size_t bytes, int *
     return status;
 }
 
+void membership_on_silence(struct membership *m, int ms, void (*fn)(void *arg), void *arg)
+{
+    m->silence_ms = ms;
+    m->silence = fn;
+    m->silence_arg = arg;
+}
+
+static void notice_silence(struct membership *m, uint64_t since)
+{
+    void (*fn)(void *arg) = m->silence;
+
+    if (!fn || m->coordinator == m->rank || host_now_ns() - since < (uint64_t)m->silence_ms * 1000000u)
+        return;
+    m->silence = NULL;
+    fn(m->silence_arg);
+}
+
 static epx_status await_data(struct membership *m, size_t bytes)
 {
-    const uint64_t deadline = host_now_ns() + (uint64_t)m->timeout_ms * 1000000u;
+    const uint64_t begin = host_now_ns(), deadline = begin + (uint64_t)m->timeout_ms * 1000000u;
     uint64_t ns = BACKOFF_MIN_NS;
     int all = 0;
 
@@ -445,6 +462,7 @@ static epx_status await_data(struct membership *m, size_t bytes)
             status = check_arrivals(m, bytes, &all);
         if (all || status != EPX_OK)
             return status;
+        notice_silence(m, begin);
         if (host_now_ns() >= end_of_wait(m, deadline))
             return too_late(m, m->number);
         backoff(m, end_of_wait(m, deadline), &ns);

@@ -37,6 +37,9 @@ enum {
 epx_status membership_agree(struct membership *membership, int purpose, uint8_t *excluded, int timeout_ms);
 /* Every rank that is left sends `bytes`; recv[nranks * bytes] has zeros for the excluded ones. */
 epx_status membership_allgather(struct membership *membership, const void *send, void *recv, size_t bytes);
+/* The next all-gather: should its result not have come after `ms`, fn(arg) is called once, and the wait goes on. Only
+ * on ranks that do not lead the round. fn NULL: no more. */
+void membership_on_silence(struct membership *membership, int ms, void (*fn)(void *arg), void *arg);
 /* Who leads the round, or led one that has failed. */
 int membership_coordinator(const struct membership *membership);
 void membership_end(struct membership *membership);

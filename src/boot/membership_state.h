@@ -91,8 +91,11 @@ struct membership {
     char *result[2]; /* coordinator: of the last two all-gathers; ranks that still wait for one send nothing new */
     int fail_from;   /* the rank that sent `failure`, or -1 */
     struct failure failure;
-    uint64_t no_files_ns;   /* since when this process has no descriptor for a connection; 0 = it has */
-    int left_out_by;        /* a rank that excludes this one, or -1 */
+    uint64_t no_files_ns;       /* since when this process has no descriptor for a connection; 0 = it has */
+    int left_out_by;            /* a rank that excludes this one, or -1 */
+    void (*silence)(void *arg); /* membership_on_silence() */
+    void *silence_arg;
+    int silence_ms;
     int progressed;         /* the last progress() did something */
     epx_status failed;      /* status of the first all-gather of this round that failed */
     uint64_t *incarnations; /* [nranks]: 0 = the process that has created the group */

@@ -24,7 +24,8 @@ enum { JOIN_ROUNDS = 16 }; /* of consensus in one recovery */
 
 struct join_round {
     int unmask;
-    int admitted;                     /* by the last roll call: agree again, with them */
+    int admitted; /* by the last roll call: agree again, with them */
+    int untold; /* this rank was not told how a restart ended: others may have gone on, and call another function now */
     int replaced;                     /* a member is another process than some member knows: heaps again */
     uint8_t in[KERNEL_MAX_RANKS];     /* admitted in this recovery */
     uint8_t failed[KERNEL_MAX_RANKS]; /* and did not come */

@@ -59,17 +59,18 @@ struct epx_group {
     uint8_t *recovery_out;         /* [R]: the same */
     int rank, nranks, node, nnodes;
     struct settings set;
-    int64_t fields[20];        /* what ranks compared when the group was created: settings_pack() */
-    uint8_t (*identities)[64]; /* [R]: equal where ranks can map each other's memory */
-    uint8_t (*hosts)[64];      /* [R]: equal where ranks are on one host: the same, unless `fabric` */
-    int fabric;                /* nodes have ranks of several hosts (fabric.h) */
-    uint64_t *mapped;          /* [R]: which process's memory is known; membership_incarnation() */
-    uint8_t *stale;            /* [R]: left out when another rank was replaced: only a replacement takes its place */
-    int joining;               /* not a member yet: group_join() */
-    const char *call;          /* the collective call that messages of its steps name */
-    struct heap stand_in;      /* for ranks of the node that were gone when this one joined */
-    int users;                 /* calls that are inside; the registry's lock protects it */
-    pthread_mutex_t calls;     /* held by a call that issues something; recursive, for calls that use others */
+    int64_t fields[20];           /* what ranks compared when the group was created: settings_pack() */
+    uint8_t (*identities)[64];    /* [R]: equal where ranks can map each other's memory */
+    uint8_t (*hosts)[64];         /* [R]: equal where ranks are on one host: the same, unless `fabric` */
+    int fabric;                   /* nodes have ranks of several hosts (fabric.h) */
+    uint64_t *mapped;             /* [R]: which process's memory is known; membership_incarnation() */
+    uint8_t *stale;               /* [R]: left out when another rank was replaced: only a replacement takes its place */
+    uint64_t restarted[OP_COUNT]; /* the epochs that all began with after the last recovery */
+    int joining;                  /* not a member yet: group_join() */
+    const char *call;             /* the collective call that messages of its steps name */
+    struct heap stand_in;         /* for ranks of the node that were gone when this one joined */
+    int users;                    /* calls that are inside; the registry's lock protects it */
+    pthread_mutex_t calls;        /* held by a call that issues something; recursive, for calls that use others */
     int ending; /* epx_group_destroy waits for streams: nothing is issued meanwhile; `calls` protects it */
     struct heap_plan plan;
     struct node_map map;

@@ -14,6 +14,7 @@
 #include "group/recover.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,7 @@
 #include "group/net.h"
 #include "group/region.h"
 #include "group/signals.h"
+#include "kernel/inject_bug.h"
 #include "util/log.h"
 #include "util/pause.h"
 #include "util/status.h"
@@ -163,24 +165,47 @@ static epx_status forget_operations(struct epx_group *group)
 }
 
 /*
- * Half of it is done. Ranks to which the coordinator told the last result before it ended have recovered, and count on
- * this rank, which has not: their next operation ends at once, and all meet again. Without that, low latency would mask
- * the ranks that were not told, though they are well. A rank that has failed too has its word already.
+ * This rank has reset its state, and is not told the result of the last step. Ranks to which the leader told it before
+ * it ended, or stopped, have recovered, and count on this rank, which has not: their next operation ends at once, and
+ * all meet again. Without that, low latency would mask the ranks that were not told, though they are well. A rank that
+ * has failed too has its word already. Where nobody was told yet, because one is late for the step, all recover once
+ * more.
  */
+static void end_operations(void *arg)
+{
+    struct epx_group *group = arg;
+
+    if (INJECT_BUG(BUG_UNTOLD, 0, 1))
+        group_abort(group, EPX_ERR_TIMEOUT, membership_coordinator(group->membership));
+}
+
 static void fail_restart(struct epx_group *group, epx_status status, int has_reset)
 {
     if (group->membership && has_reset && status == EPX_ERR_PEER)
-        group_abort(group, EPX_ERR_TIMEOUT, membership_coordinator(group->membership));
+        end_operations(group);
     group_abort_alone(group, status);
 }
 
-/* Collective over the ranks that handshake_allgather() reaches. */
-static epx_status restart(struct epx_group *group, const uint8_t *out, int replaced)
+/* The last step. Others may be in an operation that waits for this rank, a deadline long: the leader is given half of
+ * that. */
+static epx_status last_step(struct epx_group *group, epx_status status)
+{
+    if (group->membership)
+        membership_on_silence(group->membership, group->set.timeout_ms / 2, end_operations, group);
+    status = handshake_ready(group, status);
+    if (group->membership)
+        membership_on_silence(group->membership, 0, NULL, NULL);
+    return status;
+}
+
+/* Collective over the ranks that handshake_allgather() reaches. *has_reset: what failed came later, and others may have
+ * recovered. */
+static epx_status restart(struct epx_group *group, const uint8_t *out, int replaced, int *has_reset)
 {
     uint64_t epochs[OP_COUNT];
-    int has_reset = 0;
     epx_status status = gather_epochs(group, epochs);
 
+    *has_reset = 0;
     if (status == EPX_OK) {
         /* Until all have closed theirs, a proxy of this node may set abort words. */
         status = handshake_ready(group, group_net_close(group));
@@ -192,22 +217,24 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
             status = group_await_writers(group, out);
         if (status == EPX_OK)
             status = reset_device(group, epochs);
-        has_reset = status == EPX_OK;
-        status = handshake_ready(group, status);
+        *has_reset = status == EPX_OK;
+        status = group->nnodes > 1 ? handshake_ready(group, status) : last_step(group, status);
     }
     if (status == EPX_OK && group->nnodes > 1) {
         memset(&group->net_base, 0, sizeof(group->net_base));
         status = group_net_open(group);
         if (status == EPX_OK)
             status = group_device_rings(group);
-        status = handshake_ready(group, status);
+        status = last_step(group, status);
     }
-    if (status == EPX_OK)
+    if (status == EPX_OK) {
+        memcpy(group->restarted, epochs, sizeof(epochs));
         status = forget_operations(group);
+    }
     if (status == EPX_OK && replaced)
         join_done(group, out);
     if (status != EPX_OK)
-        fail_restart(group, status, has_reset);
+        fail_restart(group, status, *has_reset);
     return status;
 }
 
@@ -232,18 +259,33 @@ static void log_members(const struct epx_group *group, const uint8_t *out)
     log_line(LOG_INFO, "rank %d continues with %d of %d ranks", group->rank, left, group->nranks);
 }
 
+/* A rank that was told how the last attempt ended comes when its next operation has ended, and that may be later. */
+static epx_status add_doubt(void)
+{
+    char text[512];
+
+    snprintf(text, sizeof(text), "%s", epx_last_error());
+    return fail(EPX_ERR_TIMEOUT,
+                "%s; it may be well: before the leader ended it may have heard that all have recovered, and it has "
+                "begun no operation since",
+                text);
+}
+
 /* One attempt. *again: the members have changed, or may have. */
 static epx_status attempt(struct epx_group *group, struct join_round *join, uint8_t *out, int *again)
 {
     epx_status status = own_mask(group, join->unmask, out);
+    int has_reset = 0;
 
     *again = 0;
     if (status != EPX_OK)
         return status;
     join_mark(group, join, out);
     /* A rank that arrives later may have just begun a wait of its own: hence twice the timeout. */
-    status = membership_agree(group->membership, group->joining ? MEMBERSHIP_ANY_PURPOSE : join->unmask, out,
-                              2 * group->set.timeout_ms);
+    status = membership_agree(group->membership, group->joining || join->untold ? MEMBERSHIP_ANY_PURPOSE : join->unmask,
+                              out, 2 * group->set.timeout_ms);
+    if (status == EPX_ERR_TIMEOUT && join->untold)
+        status = add_doubt();
     if (status != EPX_OK) {
         *again = status == EPX_ERR_MEMORY || (status == EPX_ERR_TIMEOUT && join_give_up(group, join));
         return status;
@@ -251,7 +293,8 @@ static epx_status attempt(struct epx_group *group, struct join_round *join, uint
     group->use_membership = 1;
     status = join_roll_call(group, join, out);
     if (status == EPX_OK && !join->admitted)
-        status = restart(group, out, join->replaced);
+        status = restart(group, out, join->replaced, &has_reset);
+    join->untold |= has_reset && status == EPX_ERR_PEER;
     group->use_membership = 0;
     /* Without memory this rank is like one that has gone for the others: they meet it again. */
     *again = status == EPX_ERR_PEER || status == EPX_ERR_MEMORY || (status == EPX_OK && join->admitted);
@@ -274,12 +317,17 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
         failures += status != EPX_OK;
     }
     membership_end(group->membership);
+    /* Others may have come further than this rank, in epx_mask_clean too, where nothing had failed before: it recovers
+     * with them next time, not alone. */
+    if (status != EPX_OK && !abort_word(group))
+        group_abort_alone(group, status);
     return status;
 }
 
 epx_status group_recover(struct epx_group *group, const char *call, int unmask)
 {
     uint8_t *out = group->recovery_out;
+    int has_reset;
     epx_status status = group->device->ops->stream_sync(group->device, group->default_stream);
 
     group->call = call;
@@ -290,7 +338,7 @@ epx_status group_recover(struct epx_group *group, const char *call, int unmask)
     if (status == EPX_OK)
         status = group_net_responsive(group);
     if (status == EPX_OK)
-        status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out, 0);
+        status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out, 0, &has_reset);
     return status;
 }
 

@@ -28,7 +28,8 @@ enum injected_bug {
     BUG_OWN_CHOICE = 19,   /* each member prefers, of two processes for one place, the one that itself has met */
     BUG_NOT_TOLD = 20,     /* a rank that was masked by ranks of other nodes is not told */
     BUG_NODE_WORD = 21,    /* the word of a node misses one of its ranks */
-    BUG_WORD_FIRST = 22    /* a rank's own word is stored before it has added to the count of its node */
+    BUG_WORD_FIRST = 22,   /* a rank's own word is stored before it has added to the count of its node */
+    BUG_UNTOLD = 23        /* a rank that does not hear how a recovery ended leaves those that do alone */
 };
 
 #ifdef EPX_INJECT_BUGS
