@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Simulated connections. The client (the rank that connects) sends, the server (the owner of the port) receives, and
- * either may close. The size of each transfer is drawn from the seed.
+ * either may close. The size of each transfer is drawn from the seed, and a rank may stop or die before any of them, or
+ * before it connects or closes.
  */
 #include "sim/conn.h"
 
@@ -169,6 +170,7 @@ static int port_connect(struct conn_port *port, const struct conn_address *to)
     struct conn_port server;
     int at;
 
+    sim_transfer();
     sim_point();
     at = new_conn();
     if (at < 0)
@@ -216,6 +218,7 @@ static int conn_send(struct conn_port *port, int end, const void *data, size_t b
     struct sim_conn *conn;
 
     (void)port;
+    sim_transfer();
     sim_point();
     conn = &all.conns[end / 2]; /* only now: another rank may have connected in sim_point() and moved the array */
     if (!conn->port || is_gone(conn->to))
@@ -242,6 +245,8 @@ static int conn_recv(struct conn_port *port, int end, void *data, size_t bytes)
 
     (void)port;
     sim_point();
+    if (end % 2 && all.conns[end / 2].length > all.conns[end / 2].received)
+        sim_transfer();
     conn = &all.conns[end / 2];
     if (end % 2 == 0) /* the client's end: the server never sends */
         return !conn->port || is_gone(conn->to) ? -ECONNREFUSED : conn->server_closed ? -ENOTCONN : -EAGAIN;
@@ -275,9 +280,11 @@ static void conn_wait(struct conn_port *port, uint64_t ns)
 
 static void conn_close(struct conn_port *port, int end)
 {
-    struct sim_conn *conn = &all.conns[end / 2];
+    struct sim_conn *conn;
 
     (void)port;
+    sim_transfer();
+    conn = &all.conns[end / 2];
     if (end % 2)
         conn->server_closed = 1;
     else

@@ -247,6 +247,8 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     memset(outcome, 0, sizeof(*outcome));
     memset(naps, 0, sizeof(naps));
     sim_rules_begin(setup->watch_rows, setup->rouse);
+    if (setup->repeat)
+        sim_rules_repeat();
     snprintf(outcome->stuck, sizeof(outcome->stuck), "no memory for the simulation");
     if (setup->cost) {
         if (cost_begin(setup->cost) != 0)

@@ -16,6 +16,7 @@ struct sim_setup {
     const struct sim_net_options *net; /* NULL = none */
     uint64_t gather_ns;                /* how long one all-gather waits for the other ranks */
     int watch_rows;                    /* of combine: by whom they were written (sim/rules.h) */
+    int repeat;                        /* ranks recover until all have */
     int rouse;                         /* a rank that is masked most often wakes up soon */
     const uint8_t *node_of;            /* [nranks]: which machine each rank is on; NULL = all on one */
     const struct cost_setup *cost;     /* NULL = virtual time means nothing; else see sim/cost.h */

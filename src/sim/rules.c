@@ -29,20 +29,22 @@ static uint8_t left[SIM_MAX_RANKS]; /* the process that joined has ended its pro
  *   knows[r]       the process that has the place of rank r, for this one
  *   count, time    how often it has recovered, and when it last did; JOINED: it counts as those do that it hears
  *                  of first
+ *   agreed         what all that recovered with it have the same; 0: it has not recovered yet
  *   given          its last signals
  * Times count signals and recoveries. Small cases only: larger ones have no masks. */
 enum { MOST_MASKED = 64, MOST_SLOTS = 8, JOINED = -1 };
 static struct {
     int rank, count;
-    uint64_t process, time;
+    uint64_t process, time, agreed;
     uint8_t without[MOST_MASKED];
     uint64_t knows[MOST_MASKED];
     struct {
-        uint64_t value, time;
+        uint64_t value, time, agreed;
         int count;
     } given[SIG_COUNT][MOST_SLOTS];
 } processes[MOST_MASKED];
 static uint64_t times;
+static int repeats;
 
 /* Of each rank's heap, and of its memory for the network alone, for every 16 bytes that rows were written to: 1 + who
  * wrote last. */
@@ -73,6 +75,7 @@ void sim_rules_begin(int watch_rows, int rouse)
 {
     watches_rows = watch_rows;
     rouses = rouse;
+    repeats = 0;
     nsplits = 0;
     broken[0] = 0;
     ngone = 0;
@@ -252,7 +255,12 @@ void sim_rule_goes_on(int peer)
         sim_rouse(peer, sim_draw(1000u << sim_draw(15)));
 }
 
-void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who)
+void sim_rules_repeat(void)
+{
+    repeats = 1;
+}
+
+void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who, uint64_t agreed)
 {
     const int me = sim_rank();
 
@@ -263,6 +271,7 @@ void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who)
         processes[me].knows[r] = who[r];
     }
     processes[me].count += processes[me].count != JOINED;
+    processes[me].agreed = agreed;
     processes[me].time = ++times;
 }
 
@@ -275,6 +284,7 @@ void sim_rule_signals(int kind, int slot, uint64_t value)
     processes[me].given[kind][slot].value = value;
     processes[me].given[kind][slot].time = ++times;
     processes[me].given[kind][slot].count = processes[me].count;
+    processes[me].given[kind][slot].agreed = processes[me].agreed;
 }
 
 /* Whether process q has given this signal since this process has recovered. If it went on without this rank it does not
@@ -298,7 +308,8 @@ static int recovered_together(int rank, int p, int kind, int slot, uint64_t valu
             continue;
         if (processes[me].count == JOINED)
             processes[me].count = processes[q].given[kind][slot].count;
-        if (processes[q].given[kind][slot].count == processes[me].count)
+        if (repeats ? processes[q].given[kind][slot].agreed == processes[me].agreed
+                    : processes[q].given[kind][slot].count == processes[me].count)
             return 1;
         heard = 1;
     }

@@ -8,7 +8,8 @@
  *   a caller reuses memory        as for a kernel that ends as not good
  *
  *   a kernel ends as not good     its own abort word is set: it recovers with the others, not alone ("Recovery")
- *   a kernel hears a signal       its rank has come through the same recoveries
+ *   a kernel hears a signal       its rank has come through the same recoveries, and agreed on the same masks and
+ *                                 epochs in the last one
  *
  *   a process has joined          the one before, in this place, has died or ended its program
  *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before,
@@ -46,8 +47,11 @@ void sim_rule_joined(int rank, uint64_t process, int seen);
 void sim_rule_left(int rank, uint64_t process);
 /* This process goes on without `peer`: it has masked it in an operation. */
 void sim_rule_goes_on(int peer);
-/* It has recovered; out[r]: without r; who[r]: with which process in the place of r. */
-void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who);
+/* It has recovered; out[r]: without r; who[r]: with which process in the place of r; agreed: a digest of what all that
+ * recovered with it must have the same. */
+void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who, uint64_t agreed);
+/* In this run ranks recover until all of them have: not all equally often. */
+void sim_rules_repeat(void);
 /* It gives a signal; it has those of all that it counts on, of its node or all. */
 void sim_rule_signals(int kind, int slot, uint64_t value);
 void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value);

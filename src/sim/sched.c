@@ -235,10 +235,29 @@ static void faults_due(void)
     int i;
 
     for (i = 0; i < sim.o.nfaults; i++) {
-        if (sim.o.fault[i].at != sim.steps)
+        if (sim.o.fault[i].at != sim.steps || sim.o.fault[i].transfer)
             continue;
         rank_freeze(&sim.o.fault[i]);
     }
+}
+
+void sim_count_transfers(void)
+{
+    sim.rank[sim.current->rank].counts = 1;
+}
+
+void sim_transfer(void)
+{
+    struct rank_state *r = &sim.rank[sim.current->rank];
+
+    if (!r->counts || r->thaw)
+        return;
+    r->transfers++;
+    for (int i = 0; i < sim.o.nfaults; i++)
+        if (sim.o.fault[i].rank == sim.current->rank && sim.o.fault[i].transfer == r->transfers)
+            rank_freeze(&sim.o.fault[i]);
+    if (r->thaw)
+        fiber_leave(0);
 }
 
 /* When all others have ended, the dead wake up as from a very long sleep, so that they clean up after themselves. */

@@ -30,11 +30,13 @@ enum sim_policy {
     SIM_EARLIEST = SIM_POLICIES /* nothing is drawn: every task has a clock (sim_spend), and the earliest runs */
 };
 
-/* At step `at`, all tasks of a rank stop: for `ns`, or for good (SIM_NEVER): then the others see a dead rank. */
+/* At step `at`, all tasks of a rank stop: for `ns`, or for good (SIM_NEVER): then the others see a dead rank. With
+ * `transfer`: not at a step, but before so many transfers of its connections have taken place (sim/conn.c), counted
+ * since sim_count_transfers(). */
 struct sim_fault {
     uint64_t at;
     uint64_t ns;
-    int rank;
+    int rank, transfer;
 };
 
 enum sim_kind { SIM_PROGRAM, SIM_STREAM, SIM_AGENT, SIM_PROXY, SIM_KINDS };
@@ -91,6 +93,9 @@ void sim_set_data(void *data);
 void *sim_data(void);
 /* A rank that stalls wakes up after `ns`, unless it would earlier. */
 void sim_rouse(int rank, uint64_t ns);
+/* The transfers of the running task's rank count from now on; one is about to take place, unless the rank stops. */
+void sim_count_transfers(void);
+void sim_transfer(void);
 /* By a fault, and not raised again. */
 int sim_is_dead(int rank);
 /* The same, though it may have been raised in the end. */

@@ -43,6 +43,7 @@ struct sim_task {
 struct rank_state {
     uint64_t thaw; /* 0 = runs; otherwise when it goes on */
     int dead;
+    int counts, transfers; /* sim_transfer() */
 };
 
 struct sim {

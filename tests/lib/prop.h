@@ -69,6 +69,8 @@ struct prop_case {
     int timeout_ms; /* 0 = the tests' usual one */
     int may_fail;   /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
     int recover; /* after such an end, ranks mask whom they name, clear the error and go on with those that are left */
+    int repeat;  /* ... and do so again, so often at the most, while that or what follows fails */
+    int cleans;  /* all of them recover by epx_mask_clean, though nothing has failed */
     int goes_on; /* low latency: ranks that mask another go on without a recovery; results are not compared then */
     int spares;  /* processes that ask for the places of these ranks, some time after the group exists */
     int replaces[PROP_MAX_SPARES];
@@ -101,6 +103,11 @@ extern void (*prop_joined)(epx_group *group);
 extern void (*prop_leaves)(int rank, epx_group *group);
 /* NULL, or called when a rank has recovered: what its group says of members is new. */
 extern void (*prop_recovered)(epx_group *group);
+/* With `repeat`. NULL, or called before a rank recovers, when that has failed, and when it is through, with this mask:
+ * what followed went well. */
+extern void (*prop_recovers)(int rank);
+extern void (*prop_not_recovered)(int rank, epx_status status);
+extern void (*prop_through)(int rank, const int32_t *mask);
 /* NULL, or called before a rank uses its tensors for something else, while its group exists. */
 extern void (*prop_reuses)(epx_group *group);
 /* NULL, or called when a rank was told of a failure that faults excuse: whom does it name? */

@@ -47,6 +47,9 @@ int actors_check_stats(struct actor *actors, const struct prop_case *c, int grou
 void (*prop_recovered)(epx_group *group);
 void (*prop_masks)(int rank, int peer);
 void (*prop_leaves)(int rank, epx_group *group);
+void (*prop_recovers)(int rank);
+void (*prop_not_recovered)(int rank, epx_status status);
+void (*prop_through)(int rank, const int32_t *mask);
 
 static struct {
     uint64_t ranks, rounds;
@@ -99,10 +102,12 @@ static int make_left_routes(struct actor *actors, const struct prop_case *c, con
 }
 
 /* Where processes join there is a second step, epx_mask_clean: a rank that is late, or was left out, may still be in
- * the first. Then both are told so. */
+ * the first. Then both are told so. It is the same where ranks are late in epx_mask_clean, and others have recovered
+ * since. */
 static int recovery_status(struct actor *a, const char *call, epx_status status)
 {
-    if (status == EPX_ERR_MISMATCH && a->shared->c->spares && strstr(epx_last_error(), "different functions"))
+    if (status == EPX_ERR_MISMATCH && (a->shared->c->spares || a->shared->c->repeat) &&
+        strstr(epx_last_error(), "different functions"))
         return -1;
     return actor_status(a, call, status);
 }
@@ -139,13 +144,52 @@ static int clean_and_go_on(struct actor *actors, const struct prop_case *c, int3
     return rc ? rc : go_on(actors, c, mask);
 }
 
+/* One call that recovers, and what follows. */
+static int recover_once(struct actor *actors, const struct prop_case *c, int cleans, int32_t *mask)
+{
+    struct actor *a = &actors[0];
+    const epx_status status = cleans ? epx_mask_clean(a->group, NULL) : epx_group_error_clear(a->group);
+
+    if (status != EPX_OK && prop_not_recovered)
+        prop_not_recovered(a->rank, status);
+    if (recovery_status(a, cleans ? "epx_mask_clean" : "epx_group_error_clear", status))
+        return -1;
+    if (prop_recovered)
+        prop_recovered(a->group);
+    return go_on(actors, c, mask);
+}
+
+/* As a program that does not give up. */
+static int recover_often(struct actor *actors, const struct prop_case *c, int32_t *mask)
+{
+    struct actor *a = &actors[0];
+    int rc = -1;
+
+    if (prop_recovers)
+        prop_recovers(a->rank);
+    for (int i = 0; rc && i < c->repeat && !__atomic_load_n(&a->shared->lock, __ATOMIC_RELAXED); i++)
+        rc = recover_once(actors, c, c->cleans && !i, mask);
+    if (rc)
+        return rc;
+    if (prop_through)
+        prop_through(a->rank, mask);
+    __atomic_fetch_add(&recovered.ranks, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&recovered.rounds, (uint64_t)c->pairs, __ATOMIC_RELAXED);
+    return 0;
+}
+
 /* 0: this rank is through, or ended in a way that faults excuse. */
 int actors_recover(struct actor *actors, const struct prop_case *c)
 {
     struct actor *a = &actors[0];
     int32_t *mask = tensor_memory(a->group, (size_t)c->nranks * sizeof(*mask)); /* written by a kernel */
-    int rc = mask ? mask_the_culprits(a, mask) : actor_failure(a, "no memory");
+    int rc = !mask ? actor_failure(a, "no memory") : c->cleans ? 0 : mask_the_culprits(a, mask);
 
+    if (c->repeat) {
+        rc = rc ? rc : recover_often(actors, c, mask);
+        tensor_memory_free(a->group, mask);
+        return rc;
+    }
     if (!rc)
         rc = recovery_status(a, "epx_group_error_clear", epx_group_error_clear(a->group));
     if (!rc && prop_recovered)

@@ -209,7 +209,7 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         rc = meet(boot, n);
     if (!rc) {
         rc = run_updates(actors, c);
-        if (rc && c->recover)
+        if ((rc && c->recover) || c->cleans)
             rc = actors_recover(actors, c);
     }
     for (int g = 0; !rc && !c->may_fail && g < c->ngroups && g < c->nhandles; g++)

@@ -291,6 +291,72 @@ static void choose_spares(struct sim_case *c)
     c->net.death_ns = 1000u << prop_draw(&own, 16);
 }
 
+/* The n-th of the ranks that do not die before, from 0: the leader of the recovery is the lowest. */
+static int nth_left(const struct sim_options *s, int n)
+{
+    int r = -1;
+
+    do {
+        r++;
+        n -= !(s->nfaults && s->fault[0].rank == r && !s->fault[0].transfer);
+    } while (n >= 0 && r + 1 < s->nranks);
+    return r;
+}
+
+/* A stall of less than a slice, about a deadline, or more; or death. */
+static uint64_t draw_stop(struct prop_rng *rng, uint64_t timeout_ns)
+{
+    switch (prop_draw(rng, 8)) {
+    case 0:
+        return timeout_ns / 20 / (1u + (unsigned)prop_draw(rng, 8));
+    case 1:
+        return timeout_ns / 16 * (uint64_t)(8 + prop_draw(rng, 16));
+    case 2:
+        return timeout_ns / 16 * (uint64_t)(16 + prop_draw(rng, 80));
+    default:
+        return SIM_NEVER;
+    }
+}
+
+/* All recover: because a rank has died, or by epx_mask_clean. Meanwhile one rank, or two, stop between two messages,
+ * most often the one that leads the recovery, and that often near its end. A transfer carries a part of a message: of a
+ * rank with the leader there are 170 to 200 in a recovery. */
+static void choose_faults_in_recovery(struct sim_case *c)
+{
+    enum { TRANSFERS = 200, NEAR_THE_END = 150 };
+    struct sim_options *s = &c->setup.sched;
+    const uint64_t timeout_ns = (uint64_t)c->prop.timeout_ms * 1000000u;
+    struct prop_rng own = {workload_hash(c->seed, 0x4ec0)};
+    int others;
+
+    c->faults = SIM_FAULT_RECOVER;
+    c->prop.may_fail = c->prop.enable_mask = c->prop.recover = c->prop.ngroups = 1;
+    c->prop.repeat = 6;
+    c->setup.repeat = 1;
+    for (int i = 0; i < c->prop.nhandles; i++)
+        c->prop.handle[i].async = 0;
+    c->net.lose_one_in = 0;
+    c->net.depth = c->net.depth < 64 ? 64 : c->net.depth;
+    c->setup.deaths_seen = !prop_chance(&own, 10);
+    c->net.death_ns = c->setup.deaths_seen ? 1000u << prop_draw(&own, 16) : SIM_NET_NEVER;
+    s->nfaults = 0;
+    c->prop.cleans = prop_chance(&own, 50);
+    if (!c->prop.cleans)
+        s->fault[s->nfaults++] =
+            (struct sim_fault){.at = draw_moment(&own), .ns = SIM_NEVER, .rank = prop_draw(&own, s->nranks)};
+    others = s->nranks - s->nfaults;
+    for (int left = others > 0 ? 1 + prop_chance(&own, 30) : 0; left > 0; left--) {
+        const int leader = s->nfaults < 2 && prop_chance(&own, 70);
+        const int rank = nth_left(s, leader ? 0 : prop_draw(&own, others));
+        const int peers = leader && others > 1 ? others - 1 : 1;
+        const int least = prop_chance(&own, 50) ? NEAR_THE_END * peers : 1;
+
+        s->fault[s->nfaults++] = (struct sim_fault){.ns = draw_stop(&own, timeout_ns),
+                                                    .rank = rank,
+                                                    .transfer = least + prop_draw(&own, TRANSFERS * peers - least)};
+    }
+}
+
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
 {
     struct prop_rng rng = {workload_hash(seed, 0x51b)};
@@ -309,6 +375,8 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
         choose_spares(c);
     if (options->faults & SIM_FAULT_LATE)
         choose_late(c);
+    if (options->faults & SIM_FAULT_RECOVER)
+        choose_faults_in_recovery(c);
     /* Offsets are of one group, and ranks of one process each. */
     c->setup.watch_rows = c->prop.ngroups == 1 && !c->prop.spares;
 }
@@ -320,6 +388,10 @@ static struct {
     const struct sim_case *c;
     struct sim_report *report;
     uint8_t has_left[PROP_MAX_RANKS]; /* its group was not created: it is gone, and masked with reason */
+    /* RECOVER. */
+    uint8_t recovers[PROP_MAX_RANKS], is_through[PROP_MAX_RANKS], has_ended[PROP_MAX_RANKS];
+    int32_t mask[PROP_MAX_RANKS][PROP_MAX_RANKS]; /* of those that are through */
+    int excused;                                  /* more ranks are lost than others can relay for */
 } now;
 
 static int simulated_ranks(int n, prop_rank_fn fn, void *arg)
@@ -349,11 +421,92 @@ static void reuses(epx_group *group)
 
 static void has_recovered(epx_group *group)
 {
-    uint64_t who[PROP_MAX_RANKS] = {0};
+    uint64_t who[PROP_MAX_RANKS] = {0}, agreed = 1;
 
     for (int r = 0; r < group->nranks && group->membership; r++)
         who[r] = membership_incarnation(group->membership, r);
-    sim_rule_members(group->nranks, group->map.out, who);
+    for (int r = 0; r < group->nranks; r++)
+        agreed = workload_hash(agreed, group->map.out[r]);
+    for (int i = 0; i < OP_COUNT; i++)
+        agreed = workload_hash(agreed, group->restarted[i]);
+    sim_rule_members(group->nranks, group->map.out, who, agreed);
+}
+
+/* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/waiting_for.h) is none. */
+static int is_faulty(const struct sim_case *c, int rank)
+{
+    const struct sim_options *s = &c->setup.sched;
+    const uint64_t slice_ns = (uint64_t)c->prop.timeout_ms * 1000000u / 16;
+
+    for (int i = 0; i < s->nfaults; i++)
+        if (s->fault[i].rank == rank && s->fault[i].ns > slice_ns)
+            return 1;
+    return 0;
+}
+
+/* ---- Faults in a recovery: who is well stays ---------------------------------------------------------------- */
+
+static void wrong_recovery(const char *format, int a, int b)
+{
+    struct sim_report *r = now.report;
+
+    if (!r->wrong_culprit[0])
+        snprintf(r->wrong_culprit, sizeof(r->wrong_culprit), format, a, b);
+}
+
+/* Ranks end in this case, and the others see it; nobody is late. */
+static int only_deaths(const struct sim_case *c)
+{
+    const struct sim_options *s = &c->setup.sched;
+
+    for (int i = 0; i < s->nfaults; i++)
+        if (s->fault[i].ns != SIM_NEVER && is_faulty(c, s->fault[i].rank))
+            return 0;
+    return c->setup.deaths_seen;
+}
+
+static int is_well(int rank)
+{
+    return !sim_has_died(rank) && !is_faulty(now.c, rank);
+}
+
+static void recovers(int rank)
+{
+    now.recovers[rank] = 1;
+    sim_count_transfers();
+}
+
+/* Nobody waits out a deadline, for nobody is late: whoever is missing has ended, or comes. */
+static void not_recovered(int rank, epx_status status)
+{
+    now.excused |= status == EPX_ERR_UNSUPPORTED;
+    if ((status == EPX_ERR_TIMEOUT || status == EPX_ERR_MISMATCH) && !sim_has_died(rank) && only_deaths(now.c))
+        wrong_recovery("nobody is late, and a recovery of rank %d ends with status %d", rank, (int)status);
+}
+
+/* No two sets go on side by side, and a rank that is well is in the one that does. */
+static void through(int rank, const int32_t *mask)
+{
+    const size_t bytes = (size_t)now.c->prop.nranks * sizeof(*mask);
+
+    if (sim_has_died(rank))
+        return;
+    for (int r = 0; r < now.c->prop.nranks; r++) {
+        if (!mask[r] && is_well(r) && !now.has_left[r] && !now.has_ended[r])
+            wrong_recovery("rank %d goes on without rank %d, which is well", rank, r);
+        if (now.is_through[r] && !now.has_ended[r] && !sim_has_died(r) && memcmp(mask, now.mask[r], bytes) != 0)
+            wrong_recovery("rank %d and rank %d go on with different ranks", rank, r);
+    }
+    now.is_through[rank] = 1;
+    memcpy(now.mask[rank], mask, bytes);
+}
+
+/* At the end of its program. */
+static void check_through(int rank)
+{
+    now.has_ended[rank] = 1;
+    if (now.recovers[rank] && !now.is_through[rank] && is_well(rank) && only_deaths(now.c) && !now.excused)
+        wrong_recovery("rank %d, which is well, has not recovered in %d attempts", rank, now.c->prop.repeat);
 }
 
 /* group NULL: this rank could not create it. */
@@ -361,6 +514,7 @@ static void leaves(int rank, epx_group *group)
 {
     if (!group)
         now.has_left[rank] = 1;
+    check_through(rank);
     sim_rule_left(rank, group && group->membership ? membership_incarnation(group->membership, rank) : 0);
 }
 
@@ -378,18 +532,6 @@ static void has_joined(epx_group *group)
 {
     sim_rule_joined(group->rank, membership_incarnation(group->membership, group->rank), has_old_neighbour(group));
     has_recovered(group); /* whom the process before went on without does not matter */
-}
-
-/* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/waiting_for.h) is none. */
-static int is_faulty(const struct sim_case *c, int rank)
-{
-    const struct sim_options *s = &c->setup.sched;
-    const uint64_t slice_ns = (uint64_t)c->prop.timeout_ms * 1000000u / 16;
-
-    for (int i = 0; i < s->nfaults; i++)
-        if (s->fault[i].rank == rank && s->fault[i].ns > slice_ns)
-            return 1;
-    return 0;
 }
 
 /* May a healthy rank be unreachable, or late, without a fault of its own? A network that loses messages, or whose whole
@@ -441,15 +583,18 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     int rc;
 
     memset(report, 0, sizeof(*report));
+    memset(&now, 0, sizeof(now));
     now.c = c;
     now.report = report;
-    memset(now.has_left, 0, sizeof(now.has_left));
     prop_reuses = reuses;
     prop_told = told;
     prop_joined = has_joined;
     prop_recovered = has_recovered;
     prop_masks = masks;
     prop_leaves = leaves;
+    prop_recovers = recovers;
+    prop_not_recovered = not_recovered;
+    prop_through = through;
     rc = prop_run_case_on(&c->prop, simulated_ranks, report->error, sizeof(report->error));
     prop_reuses = NULL;
     prop_told = NULL;
@@ -457,6 +602,9 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     prop_recovered = NULL;
     prop_masks = NULL;
     prop_leaves = NULL;
+    prop_recovers = NULL;
+    prop_not_recovered = NULL;
+    prop_through = NULL;
     if (report->wrong_culprit[0] && rc == 0) {
         snprintf(report->error, sizeof(report->error), "%s", report->wrong_culprit);
         rc = -1;
@@ -491,10 +639,14 @@ void sim_case_print(const struct sim_case *c)
     for (int i = 0; i < c->prop.spares; i++)
         fprintf(stderr, "  a process comes for the place of rank %d\n", c->prop.replaces[i]);
     for (int i = 0; i < s->nfaults; i++) {
-        if (s->fault[i].ns == SIM_NEVER)
-            fprintf(stderr, "  rank %d dies at step %llu\n", s->fault[i].rank, (unsigned long long)s->fault[i].at);
+        const struct sim_fault *f = &s->fault[i];
+        const char *where = f->transfer ? "transfer (in its recoveries)" : "step";
+        const unsigned long long at = f->transfer ? (unsigned long long)f->transfer : (unsigned long long)f->at;
+
+        if (f->ns == SIM_NEVER)
+            fprintf(stderr, "  rank %d dies at %s %llu\n", f->rank, where, at);
         else
-            fprintf(stderr, "  rank %d stalls at step %llu for %llu us\n", s->fault[i].rank,
-                    (unsigned long long)s->fault[i].at, (unsigned long long)s->fault[i].ns / 1000);
+            fprintf(stderr, "  rank %d stalls at %s %llu for %llu us\n", f->rank, where, at,
+                    (unsigned long long)f->ns / 1000);
     }
 }

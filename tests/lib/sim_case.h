@@ -11,7 +11,8 @@
 
 /* JOIN: processes come for the places of ranks that die. */
 /* LATE: stalls beyond the deadline, in groups with masks: the others go on, and the rank wakes up among them. */
-enum { SIM_FAULT_DELAY = 1, SIM_FAULT_DEATH = 2, SIM_FAULT_JOIN = 4, SIM_FAULT_LATE = 8 };
+/* RECOVER: ranks stall or die between any two messages of a recovery, and all recover until they are through. */
+enum { SIM_FAULT_DELAY = 1, SIM_FAULT_DEATH = 2, SIM_FAULT_JOIN = 4, SIM_FAULT_LATE = 8, SIM_FAULT_RECOVER = 16 };
 
 struct sim_case_options {
     int ranks;       /* 0 = drawn */

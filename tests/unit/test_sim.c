@@ -229,6 +229,13 @@ static void anything_with_faults(void **state)
     assert_true(named.wrong <= most + 3 * sqrt(named.variance > most ? named.variance : most));
 }
 
+static void faults_in_a_recovery(void **state)
+{
+    (void)state;
+    run_seeds("faults_in_a_recovery", 70001, 100,
+              (struct sim_case_options){.modes = BOTH, .faults = SIM_FAULT_RECOVER});
+}
+
 static void many_ranks(void **state)
 {
     (void)state;
@@ -335,6 +342,7 @@ int main(void)
         cmocka_unit_test(high_throughput_across_nodes),
         cmocka_unit_test(anything_without_faults),
         cmocka_unit_test(anything_with_faults),
+        cmocka_unit_test(faults_in_a_recovery),
         cmocka_unit_test(many_ranks),
     };
 
