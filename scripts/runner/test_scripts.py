@@ -85,6 +85,40 @@ class Tidy(unittest.TestCase):
                 self.assertEqual((done.returncode, words in done.stdout), (status, True), done.stdout + done.stderr)
 
 
+class Spills(unittest.TestCase):
+    """tests/scripts/cuda_spills.sh, by reports as scripts/keep_report.sh keeps them."""
+
+    KERNELS = ("ll_dispatch", "ll_combine", "ll_combine_logfmt", "ht_dispatch", "ht_combine", "ht_notify")
+
+    def compile(self, folder, kernel, spilled, status=0):
+        lines = ["ptxas info    : Function properties for copy_row_many",
+                 f"    0 bytes stack frame, {spilled} bytes spill stores, 0 bytes spill loads"]
+        compiler = f"printf '%s\\n' '{lines[0]}' '{lines[1]}' >&2; exit {status}"
+        keep = os.path.join(ROOT, "scripts/keep_report.sh")
+        done = subprocess.run([keep, folder + "/ptxas", "sh", "-c", compiler, kernel + ".cu"], capture_output=True)
+        self.assertEqual(done.returncode, status)
+
+    def check(self, folder):
+        done = subprocess.run(["bash", os.path.join(ROOT, "tests/scripts/cuda_spills.sh")], capture_output=True,
+                              text=True, env={**os.environ, "EPX_BUILD_DIR": folder})
+        return done.returncode, done.stdout + done.stderr
+
+    def test_each_kernel_must_have_a_report(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for kernel in self.KERNELS:
+                self.compile(folder, kernel, 0)
+            self.assertEqual(self.check(folder)[0], 0, self.check(folder)[1])
+            self.compile(folder, "ht_combine", 0, status=1)  # the old report is no evidence
+            status, text = self.check(folder)
+            self.assertEqual((status, "no report of ht_combine" in text), (1, True), text)
+
+    def test_a_spill_is_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for kernel in self.KERNELS:
+                self.compile(folder, kernel, 32 if kernel == "ht_dispatch" else 0)
+            self.assertEqual(self.check(folder)[0], 1)
+
+
 class Needed(unittest.TestCase):
     """Libraries that a file of a wheel may need."""
 

@@ -11,6 +11,7 @@ reports=$build/ptxas
 sums='sum_fastILi[123]E|sum_ringILi[12]E|sum_groupedILi[123]E|sum_logfmt'
 hot="copy_row_many|$sums|fp8_rowILi[12]E|fp8_row_manyILi[12]E|logfmt_encode_row|route_tokens"
 for kernel in ll_dispatch ll_combine ll_combine_logfmt ht_dispatch ht_combine ht_notify; do
+    grep -qs 'Function properties' "$reports/$kernel.cu.txt" || die "there is no report of $kernel: it did not compile"
     grep -A1 'Function properties' "$reports/$kernel.cu.txt" | grep -v '^--' | paste - - >>"$work/functions"
 done
 grep -E "$hot" "$work/functions" >"$work/hot" || die "the report names none of $hot"
