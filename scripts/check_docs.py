@@ -22,7 +22,7 @@ and functions epx_* that do not exist, and in all code: targets and variables of
 tree and below folders that are made, options of its scripts and of other projects' launchers, modes of commands, manual
 pages, and in blocks of text files and folders of the tree (docs_names.py); C that does not compile, and Python that
 python/ does not have (docs_code.py). Of programs in examples/ the opening comments are checked, of CHANGELOG.md the
-links.
+links. An option that --help lists has to be tried by a test, or by a command that is run here.
 """
 import argparse
 import glob
@@ -33,7 +33,7 @@ import sys
 import time
 
 import docs_code
-from docs_names import FILE, WORD, Names, read
+from docs_names import FILE, WORD, Names, read, tree
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NOT_RUN = {"ci", "gpu", "cluster", "long", "change"}
@@ -157,6 +157,16 @@ def wrong_options(text, options):
             modes = {word for word in options.get(command, ()) if not word.startswith("-")}
             if modes and mode not in modes:
                 yield number, f"epx {command} has no mode {mode}"
+
+
+def untried(options):
+    """Options that --help lists and that stand in no test and in no command of a page: (command, option)."""
+    tests = [body for name, body in tree().items() if re.match(r"tests/|python/tests/", name)]
+    found = [line for page in pages([]) if page.endswith(".md") for _, info, block in blocks(read(page))[0]
+             if info[:1] == ["sh"] and not set(info[1:]) - {"long"} for line in block]
+    words = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", "\n".join(tests + found))) | {"--help"}
+    for command, known in sorted(options.items()):
+        yield from ((command, option) for option in sorted(known) if option.startswith("--") and option not in words)
 
 
 def wrong_names(text, names):
@@ -286,6 +296,9 @@ def main():
             check_page(page, options, known, args, report)
         else:
             check_program(page, options, known, report)
+    if not args.page:
+        faults += [f"epx {command} --help: {option} is tried by nothing: neither a test nor a command of a page"
+                   for command, option in untried(options)]
     for fault in faults:
         print(fault)
     print(f"{args.count} blocks of commands run, {len(names)} pages checked, {len(faults)} faults")

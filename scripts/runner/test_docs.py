@@ -118,6 +118,10 @@ class Injected(unittest.TestCase):
                 found = set(self.found(RIGHT.replace(right, wrong, 1)))
                 self.assertTrue(any(fault.startswith(what) for fault in found), found)
 
+    def test_untried(self):
+        found = list(check_docs.untried({"bench": {"--check", "--no" + "odles"}}))
+        self.assertEqual(found, [("bench", "--no" + "odles")])
+
     def test_an_example(self):
         text = check_docs.opening('#!/bin/x\n"""Says.\n\n    epx bensh ll\n"""\n')
         self.assertEqual(list(check_docs.wrong_options(text, OPTIONS)), [(4, "epx has no command bensh")])

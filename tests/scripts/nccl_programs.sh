@@ -45,14 +45,18 @@ bench() { # expected status, expected text, options...
 }
 
 bench 0 "Total (D+C)" --algorithm ll --validate
-bench 0 "Combine validation: PASSED" --algorithm ll --layout rm --zcopy --expert-id-kind global --validate
-bench 0 "Combine validation: PASSED" --algorithm ht --non-uniform-tokens --datatype fp16 --validate
-bench 0 "rdma_bw" --algorithm ht --layout em --expert-major-alignment 16 --validate
+bench 0 "Combine validation: PASSED" --algorithm ll --layout rm --zcopy --expert-id-kind global --validate \
+    --topk-idx-int32 --disable-token-dropping
+bench 0 "Combine validation: PASSED" --algorithm ht --non-uniform-tokens --datatype fp16 --validate \
+    --max-num-sms 4 --preprocess-num-sms 1
+bench 0 "rdma_bw" --algorithm ht --layout em --expert-major-alignment 16 --validate \
+    --ht-em-mode local_dup --shuffle-sms 2
 bench 0 "Dispatch validation: PASSED" --algorithm ll --dispatch-quantization ds-fp8e3m4 --dispatch-only --validate
 bench 0 "Dispatch validation: PASSED" --algorithm ht --mxfp8 --dispatch-only --validate
 bench 0 "Dispatch validation: PASSED" --algorithm ll --dispatch-quantization scales-forward --dispatch-only \
     --scales-forward-token-dtype fp4x2 --scales-forward-scale-dtype uint8 --validate
 bench 0 "Combine validation: PASSED" --algorithm ll --combine-quantization nvfp4 --validate
+bench 0 "Mask test: PASSED" --mask-test
 bench 1 "dispatch-only" --algorithm ll --dispatch-quantization ds-fp8e3m4
 bench 1 "not supported" --dynamic-tokens
 bench 1 "ll's" --algorithm ht --layout rm

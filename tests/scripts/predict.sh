@@ -50,6 +50,11 @@ assert rows[0]['ranks'] == 8 and page.count('<circle') >= 4
 assert any(abs(y - rows[0]['dispatch']['us_median']) <= 0.01 for y in points)
 PY
 
+# Tokens that draw one group of experts go to one node each.
+"$epx" predict --ranks 16 --mode ll --tokens 4 --hidden 512 --iters 1 --routing groups --groups 2 --topk-groups 1 \
+    --json >"$work/groups"
+grep -q '"node_rows":4.0,' "$work/groups" || die "--topk-groups 1: $(cat "$work/groups")"
+
 # One number of ranks has no lines: bars.
 "$epx" predict --machine h200-shared --mode ll --ranks 4 --tokens 4 --report "$work/bars.html" >/dev/null
 grep -q "<h3>Time of the median rank (4 ranks)" "$work/bars.html" &&

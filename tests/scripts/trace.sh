@@ -128,7 +128,7 @@ if unshare -T --monotonic 1000 --fork true 2>/dev/null; then
         "$epx" bench ll "${small[@]}" --timing wall >"$work/out1" 2>&1
     wait $! && echo "ok: two clocks" || fail "two clocks"
     unset EPX_TRACE WORLD_SIZE MASTER_ADDR MASTER_PORT
-    "$epx" trace merge -o "$work/clocks.json" "$work/clocks0.json" "$work/clocks1.json" >"$work/out" ||
+    "$epx" trace merge --output "$work/clocks.json" "$work/clocks0.json" "$work/clocks1.json" >"$work/out" ||
         fail "files of two machines are merged"
     check "$work/clocks.json" --ranks 2 --operations "ll dispatch,ll combine"
 else
