@@ -38,7 +38,8 @@ enum {
     DEVICE_EXPORTS_REGIONS = 8, /* callers' own memory is exported to the ranks of the node unless EPX_REGISTER=0 */
     DEVICE_GRAPHS = 16,         /* graph_begin to graph_destroy work */
     DEVICE_MARKS = 32,          /* launches keep marks in struct device.marks; else agents add to the trace at once */
-    DEVICE_MAPPED_HEAPS = 64    /* a heap must not be freed while a peer has it mapped (group/giveback.h) */
+    DEVICE_MAPPED_HEAPS = 64,   /* a heap must not be freed while a peer has it mapped (group/giveback.h) */
+    DEVICE_OWN_LINKS = 128      /* rows go to ranks of the node beside those that a network carries */
 };
 
 enum { DEVICE_PCI = 32 };

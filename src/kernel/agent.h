@@ -25,7 +25,8 @@
  *   ag_leader(ag)                    true for one lane: guards single stores
  *   AG_LANES                         how many lanes an agent has
  *   ag_lane(ag)                      which lane this is
- *   AG_ONE_LANE                      1 where AG_LANES is 1: a kernel may take a shorter way
+ *   AG_ONE_LANE                      1 where AG_LANES is 1: a kernel may take a shorter way. A prediction, which
+ *                                    has one lane, takes the other way: a GPU's
  *   ag_timeout(ag)                   the deadline given to ag_begin, in nanoseconds
  *   ag_now(ag)                       monotonic clock, in nanoseconds
  *   ag_scratch(ag, bytes)            private memory of this agent for one row; NULL if it has less
@@ -39,6 +40,7 @@
  * b AG_ROLLED                        before a loop that is not worth more code
  *   AG_LOOK_AHEAD                    1 where AG_PREFETCH of the next step's row is worth computing its address
  * o AG_PREFETCH(ptr)                 prefetches the first bytes of a row
+ * o AG_ROW_BYTES(bytes)              bytes of rows as the machine would have them: those of a prediction are small
  * b AG_LINE                          bytes of a cache line
  * b ag_fetch(ptr)                    prefetches one line; each lane
  * o AG_MARK(ag, name)                the phase `name` (kernel/marks.h) ends here, for a trace
@@ -202,6 +204,9 @@
 #define AG_SUMS(ag, g, from, row, bytes) ((void)(row))
 #endif
 
+#ifndef AG_ROW_BYTES
+#define AG_ROW_BYTES(bytes) (bytes)
+#endif
 #ifndef AG_PREFETCH
 #define AG_PREFETCH(ptr) ((void)(ptr))
 #endif

@@ -72,7 +72,9 @@ KFN int lc_in_heap(const struct ll_combine_params *p)
 
 KFN int lc_short(const struct ll_combine_params *p, const struct lc_block *b)
 {
-    return p->layout == LAYOUT_EXPERT_MAJOR && (int64_t)b->n * p->signature.hidden_bytes < LC_SHORT_BYTES;
+    const uint64_t bytes = (uint64_t)b->n * (uint64_t)p->signature.hidden_bytes;
+
+    return p->layout == LAYOUT_EXPERT_MAJOR && AG_ROW_BYTES(bytes) < LC_SHORT_BYTES;
 }
 
 #define LC_EARLY_ROWS 4 /* that are put before an agent goes on copying */

@@ -181,8 +181,12 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.signal_rows = args->signal_rows;
     p.signal_value = args->signal_value;
     regions_import(handle->group, stream);
+    /* Rows that the node reads in place would be read after those of other nodes have come, and this operation would
+     * wait for the readers. Where the device has links of its own, rows are written to the node beside what the network
+     * does; those for other nodes are staged, so that nothing waits until they have left. */
+    const int beside = p.nodes && handle->group->device->ops->caps & DEVICE_OWN_LINKS;
     /* LogFMT saves a network's bytes. Where there is none, a reader rounds what it reads. */
-    if (!(args->logfmt && p.nodes) && !args->nvfp4 && !p.signals)
+    if (!(args->logfmt && p.nodes) && !args->nvfp4 && !p.signals && !beside)
         rows_in_place(handle->group, &args->tokens, stream, &p);
     regions_import_captured(handle->group, stream);
     p.weights = args->weights.data;

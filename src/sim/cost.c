@@ -171,6 +171,11 @@ static uint64_t as_large(uint64_t bytes)
     return bytes * cost.setup.hidden_large / cost.setup.hidden_small;
 }
 
+uint64_t cost_row_bytes(uint64_t bytes)
+{
+    return as_large(bytes);
+}
+
 /* One place of a row, loaded (out = 0) or stored. Returns when this agent may go on. */
 static uint64_t touch(struct cost_agent *a, const void *at, uint64_t bytes, int store)
 {

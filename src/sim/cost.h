@@ -110,6 +110,8 @@ void cost_move(struct cost_agent *a, const void *const *from, int nfrom, uint64_
                uint64_t write_bytes);
 /* Bytes that may be a row, or a table. */
 void cost_copy(struct cost_agent *a, const void *from, void *to, uint64_t bytes);
+/* Bytes of a row, or of several, as the model has them. */
+uint64_t cost_row_bytes(uint64_t bytes);
 /* A loop of n steps over `lanes` lanes. */
 void cost_loop(struct cost_agent *a, uint64_t n, uint64_t lanes);
 /* Tokens that are counted, or numbered, by their experts. */

@@ -18,6 +18,10 @@
 #undef AG_STAGED
 #define AG_STAGED 1
 #define ag_stage(ag) (sim_agent_of(ag)->stage)
+/* Where kernels choose by the device or by the bytes of rows, they choose as a GPU would with rows of the real size. */
+#undef AG_ONE_LANE
+#define AG_ONE_LANE 0
+#define AG_ROW_BYTES(bytes) cost_row_bytes(bytes)
 
 #undef AG_EACH
 #undef AG_ROUNDS

@@ -441,6 +441,16 @@ static epx_status sim_event_query(struct device *device, struct device_event *ev
 
 /* ---- The device --------------------------------------------------------------------------------------------- */
 
+/* A prediction's machine has GPUs. */
+static const struct device_ops *predicted_ops(void)
+{
+    static struct device_ops ops;
+
+    ops = sim_device_ops;
+    ops.caps |= DEVICE_OWN_LINKS;
+    return &ops;
+}
+
 static epx_status sim_open(int index, struct device **device)
 {
     struct sim_device *d = calloc(1, sizeof(*d));
@@ -449,7 +459,7 @@ static epx_status sim_open(int index, struct device **device)
     *device = NULL;
     if (!d)
         return fail(EPX_ERR_MEMORY, "sim device: no memory");
-    d->base.ops = &sim_device_ops;
+    d->base.ops = cost_model() ? predicted_ops() : &sim_device_ops;
     d->rank = sim_rank();
     *device = &d->base;
     return EPX_OK;

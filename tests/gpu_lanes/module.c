@@ -214,7 +214,10 @@ const struct device_ops *epx_device_module(const struct device_host *given)
     ops.heap_open = heap_open;
     if (getenv("FAKE_FAR_MEMORY")) /* the host copies what kernels count, as on a GPU */
         ops.caps &= ~(unsigned)DEVICE_HOST_ACCESS;
-    ops.caps |= DEVICE_MARKS;             /* by the CPU device's clock */
+    ops.caps |= DEVICE_MARKS; /* by the CPU device's clock */
+#ifndef EPX_HIP
+    ops.caps |= DEVICE_OWN_LINKS; /* as on a GPU; the other way of low latency between nodes is tested, too */
+#endif
     ops.caps &= ~(unsigned)DEVICE_GRAPHS; /* a job is freed when it has run: it cannot be launched again */
     ops.graph_begin = no_graph;
     return &ops;

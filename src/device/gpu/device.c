@@ -134,7 +134,7 @@ static epx_status cuda_heap_place(struct device *device, enum heap_place place);
 static const struct device_ops cuda_ops = {
     .name = GPU_NAME,
     .kind = GPU_KIND,
-    .caps = GPU_EXPORTS_REGIONS | DEVICE_GRAPHS | DEVICE_MARKS | DEVICE_MAPPED_HEAPS,
+    .caps = GPU_EXPORTS_REGIONS | DEVICE_GRAPHS | DEVICE_MARKS | DEVICE_MAPPED_HEAPS | DEVICE_OWN_LINKS,
     .open = cuda_open,
     .close = cuda_close,
     .identity = cuda_identity,
@@ -200,6 +200,7 @@ static void make_other_ops(void)
     cuda_fabric_ops.heap_close = cuda_fabric_heap_close;
     cuda_host_ops = cuda_ops;
     cuda_host_ops.caps |= DEVICE_HOST_HEAP;
+    cuda_host_ops.caps &= ~(unsigned)DEVICE_OWN_LINKS; /* rows in heaps cross the same bus */
     cuda_host_ops.identity = cuda_host_identity;
     cuda_host_ops.heap_create = cuda_host_heap_create;
     cuda_host_ops.heap_destroy = cuda_host_heap_destroy;
