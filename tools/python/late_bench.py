@@ -5,12 +5,13 @@
     torchrun --nproc-per-node 4 tools/python/late_bench.py --tokens 64 --hidden 512 --experts 16     (CPU tensors)
 
 Rank 0 queues its part of a layer --late milliseconds after the others. They have queued theirs on one stream and
-multiply matrices on another meanwhile: all of them, or with --computing N ranks 1 to N only. One rank for a whole GPU
-is two ranks, of which the late one has nothing there. The table has the time of a product alone, and beside such a
-wait, per operation that waits: the median over the ranks and the slowest rank, in microseconds, and their ratio. With
-hooks, low latency has sent before the products and receives behind them. The last line has what is left of a pair
-when the late rank comes. On CPU tensors a call returns when its operation is done, so that nothing runs beside it:
-there the program shows only that it works.
+multiply matrices on another meanwhile: all of them, or with --computing N ranks 1 to N only. Both streams begin behind
+a sleep of the GPU, in which the host queues everything: it takes longer to queue a product than the GPU to compute it.
+One rank for a whole GPU is two ranks, of which the late one has nothing there. The table has the time of a product
+alone, and beside such a wait, per operation that waits: the median over the ranks and the slowest rank, in
+microseconds, and their ratio. With hooks, low latency has sent before the products and receives behind them. The last
+line has what is left of a pair when the late rank comes. On CPU tensors a call returns when its operation is done, so
+that nothing runs beside it: there the program shows only that it works.
 """
 
 import argparse
@@ -35,6 +36,16 @@ class Products:
         self.stream = torch.cuda.Stream() if self.cuda else None
         self.count = count
         self.events: List[Any] = []
+
+    def hold(self) -> None:
+        """What is queued next, on the current stream and on this one, begins at the same time, some 2 ms later."""
+        if not self.cuda:
+            return
+        with torch.cuda.stream(self.stream):
+            torch.cuda._sleep(4_000_000)
+            begin = torch.cuda.Event()
+            begin.record()
+        torch.cuda.current_stream().wait_event(begin)
 
     def queue(self) -> None:
         """Queues the series; CPU tensors are multiplied here and now."""
@@ -108,6 +119,8 @@ def beside(operation: Callable[[], Any], products: Products, late_ms: float, dev
     dist.barrier()
     if dist.get_rank() == 0:
         time.sleep(late_ms * 1e-3)
+    elif computing:
+        products.hold()
     rest = operation()
     if computing:
         products.queue()
@@ -160,7 +173,7 @@ def main() -> None:
     for name, value in (("tokens", 4096), ("hidden", 7168), ("experts", 256), ("topk", 8), ("size", 2048),
                         ("products", 8), ("rounds", 7)):
         parser.add_argument("--" + name, type=int, default=value)
-    parser.add_argument("--late", type=float, default=5.0, help="milliseconds")
+    parser.add_argument("--late", type=float, default=7.0, help="milliseconds, of which the GPU sleeps for 2")
     parser.add_argument("--computing", type=int, help="ranks that multiply; default: all")
     args = parser.parse_args()
     dist.init_process_group("gloo")
