@@ -194,6 +194,50 @@ static int test_device(void)
     return 0;
 }
 
+#ifndef CUDA_VERSION /* the stand-in alone: NVIDIA's runtime follows some handles that are none */
+#define NONE(call) CHECK((call) != cudaSuccess && cudaGetLastError() != cudaSuccess)
+
+/* Events and graphs that are none, or were destroyed, are refused. */
+static int test_strangers(void)
+{
+    char bytes[64] = {0};
+    cudaEvent_t gone;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    float ms;
+
+    TRY(cudaEventCreate(&gone));
+    TRY(cudaEventDestroy(gone));
+    void *const things[] = {NULL, bytes, (void *)16, gone, world.stream};
+    for (size_t i = 0; i < sizeof(things) / sizeof(things[0]); i++) {
+        NONE(cudaEventRecord(things[i], world.stream));
+        NONE(cudaStreamWaitEvent(world.stream, things[i], 0));
+        NONE(cudaEventSynchronize(things[i]));
+        NONE(cudaEventQuery(things[i]));
+        NONE(cudaEventElapsedTime(&ms, things[i], things[i]));
+        NONE(cudaEventDestroy(things[i]));
+        NONE(cudaGraphInstantiate(&exec, things[i], 0));
+        NONE(cudaGraphLaunch(things[i], world.stream));
+        NONE(cudaGraphExecDestroy(things[i]));
+        NONE(cudaGraphDestroy(things[i]));
+    }
+    TRY(cudaStreamBeginCapture(world.stream, cudaStreamCaptureModeRelaxed));
+    TRY(cudaStreamEndCapture(world.stream, &graph));
+    TRY(cudaGraphInstantiate(&exec, graph, 0));
+    TRY(cudaGraphDestroy(graph));
+    NONE(cudaGraphDestroy(graph));
+    TRY(cudaGraphLaunch(exec, world.stream)); /* keeps what it was made of */
+    TRY(cudaGraphExecDestroy(exec));
+    NONE(cudaGraphExecDestroy(exec));
+    return 0;
+}
+#else
+static int test_strangers(void)
+{
+    return 0;
+}
+#endif
+
 /* ---- Graphs ------------------------------------------------------------------------------------------------------ */
 
 static void count_call(void *arg)
@@ -285,7 +329,7 @@ static int test_two_groups(void)
 
 int test_runtime(void)
 {
-    if (test_device() || test_events() || test_graph(0, 0) || test_graph(1, 0) || test_graph(1, 1))
+    if (test_device() || test_strangers() || test_events() || test_graph(0, 0) || test_graph(1, 0) || test_graph(1, 1))
         return -1;
     return test_two_groups();
 }

@@ -52,6 +52,14 @@ cudaError_t work_submit(cudaStream_t stream, const struct work *work);
 /* Waits for what libnccl_ep.so has on the stream. */
 cudaError_t stream_drain(cudaStream_t stream);
 
+/* ---- Handles that exist (cudart_known.c) ------------------------------------------------------------------------- */
+
+enum known_kind { KNOWN_EVENT, KNOWN_GRAPH, KNOWN_EXEC };
+
+int known_add(enum known_kind kind, const void *handle); /* -1: no memory */
+int known_has(enum known_kind kind, const void *handle);
+int known_remove(enum known_kind kind, const void *handle); /* was it there? */
+
 /* ---- Events (cudart_event.c): a record has a ticket, which the stream reaches ------------------------------------ */
 
 void event_hold(struct CUevent_st *event);

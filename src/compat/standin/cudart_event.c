@@ -88,8 +88,10 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
     if (!event)
         return keep_error(cudaErrorInvalidValue);
     *event = calloc(1, sizeof(**event));
-    if (!*event)
+    if (!*event || known_add(KNOWN_EVENT, *event)) {
+        free(*event);
         return keep_error(cudaErrorMemoryAllocation);
+    }
     (*event)->holders = 1;
     pthread_mutex_init(&(*event)->lock, NULL);
     pthread_cond_init(&(*event)->changed, NULL);
@@ -103,7 +105,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *event)
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-    if (!event)
+    if (!known_remove(KNOWN_EVENT, event))
         return keep_error(cudaErrorInvalidResourceHandle);
     event_release(event);
     return cudaSuccess;
@@ -113,21 +115,23 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     const struct work work = {.kind = WORK_RECORD, .event = {.event = event}};
 
-    return event ? work_submit(stream, &work) : keep_error(cudaErrorInvalidResourceHandle);
+    return known_has(KNOWN_EVENT, event) ? work_submit(stream, &work) : keep_error(cudaErrorInvalidResourceHandle);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags)
 {
     const struct work work = {.kind = WORK_WAIT, .event = {.event = event}};
 
-    if (!event || flags)
-        return keep_error(event ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
+    if (!known_has(KNOWN_EVENT, event))
+        return keep_error(cudaErrorInvalidResourceHandle);
+    if (flags)
+        return keep_error(cudaErrorInvalidValue);
     return work_submit(stream, &work);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    if (!event)
+    if (!known_has(KNOWN_EVENT, event))
         return keep_error(cudaErrorInvalidResourceHandle);
     event_await(event, event_latest(event));
     return cudaSuccess;
@@ -137,7 +141,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     int done;
 
-    if (!event)
+    if (!known_has(KNOWN_EVENT, event))
         return keep_error(cudaErrorInvalidResourceHandle);
     pthread_mutex_lock(&event->lock);
     done = event->reached == event->issued;
@@ -150,7 +154,7 @@ static cudaError_t event_time(cudaEvent_t event, uint64_t *ns)
 {
     cudaError_t error = cudaErrorInvalidResourceHandle;
 
-    if (!event)
+    if (!known_has(KNOWN_EVENT, event))
         return error;
     pthread_mutex_lock(&event->lock);
     if (event->issued)

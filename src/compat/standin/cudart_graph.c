@@ -24,6 +24,10 @@ struct CUgraph_st *graph_new(void)
 {
     struct CUgraph_st *graph = calloc(1, sizeof(*graph));
 
+    if (graph && known_add(KNOWN_GRAPH, graph)) {
+        free(graph);
+        return NULL;
+    }
     if (graph) {
         pthread_mutex_init(&graph->lock, NULL);
         graph->holders = 1;
@@ -49,6 +53,7 @@ void graph_release(struct CUgraph_st *graph)
     pthread_mutex_unlock(&graph->lock);
     if (left)
         return;
+    known_remove(KNOWN_GRAPH, graph); /* a capture that was given up: nobody has destroyed it */
     while (graph->first) {
         struct node *node = graph->first;
 
@@ -80,11 +85,13 @@ cudaError_t graph_add(struct CUgraph_st *graph, const struct work *work)
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 {
     (void)flags;
-    if (!exec || !graph)
+    if (!exec || !known_has(KNOWN_GRAPH, graph))
         return keep_error(cudaErrorInvalidValue);
     *exec = calloc(1, sizeof(**exec));
-    if (!*exec)
+    if (!*exec || known_add(KNOWN_EXEC, *exec)) {
+        free(*exec);
         return keep_error(cudaErrorMemoryAllocation);
+    }
     pthread_mutex_lock(&graph->lock);
     graph->holders++;
     pthread_mutex_unlock(&graph->lock);
@@ -97,8 +104,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     cudaError_t error = cudaStreamIsCapturing(stream, &status);
 
-    if (!exec || status != cudaStreamCaptureStatusNone)
-        return keep_error(exec ? cudaErrorStreamCaptureUnsupported : cudaErrorInvalidResourceHandle);
+    if (!known_has(KNOWN_EXEC, exec))
+        return keep_error(cudaErrorInvalidResourceHandle);
+    if (status != cudaStreamCaptureStatusNone)
+        return keep_error(cudaErrorStreamCaptureUnsupported);
     for (const struct node *node = exec->graph->first; node && error == cudaSuccess; node = node->next) {
         if (node->work.kind != WORK_EPX)
             error = work_submit(stream, &node->work);
@@ -110,7 +119,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
-    if (!exec)
+    if (!known_remove(KNOWN_EXEC, exec))
         return keep_error(cudaErrorInvalidResourceHandle);
     graph_release(exec->graph);
     free(exec);
@@ -119,7 +128,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
-    if (!graph)
+    if (!known_remove(KNOWN_GRAPH, graph))
         return keep_error(cudaErrorInvalidResourceHandle);
     graph_release(graph);
     return cudaSuccess;
