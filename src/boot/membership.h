@@ -22,6 +22,8 @@ epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *ke
                            struct membership **membership);
 /* The addresses of all ranks, and a random number that only ranks of this group know. */
 void membership_set_peers(struct membership *membership, const struct conn_address *all, uint64_t token);
+/* The process of `rank`, on this machine: once it has ended, its port counts as closed, whoever listens there then. */
+void membership_set_process(struct membership *membership, int rank, int64_t pid);
 enum {
     MEMBERSHIP_CREATION = -1,   /* of the group; other purposes are recoveries */
     MEMBERSHIP_ANY_PURPOSE = -2 /* of a process that joins: whatever the others recover for */
@@ -72,7 +74,8 @@ int membership_joiner(const struct membership *membership, int i, struct members
 /* To the joiner of this incarnation, which is forgotten unless it waits on. WAIT and REFUSED: a text. */
 void membership_answer(struct membership *membership, uint64_t incarnation, enum membership_answer answer,
                        const void *data, size_t bytes);
-/* Whether the process that has the place of `rank` has ended: its port is closed, seen within wait_ms. */
+/* Whether the process that has the place of `rank` has ended: it is known here, or its port is closed, seen within
+ * wait_ms. */
 int membership_has_ended(struct membership *membership, int rank, int wait_ms);
 /* The joiner: asks at all addresses (those of 0 bytes are not known) until it is welcome. *welcome is the caller's to
  * free. The status of a refusal is EPX_ERR_MISMATCH. deadline: of host_now_ns(). */

@@ -3,8 +3,11 @@
 #include "boot/membership_state.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "util/pause.h"
 #include "util/status.h"
@@ -180,6 +183,32 @@ epx_status connect_peer(struct membership *m, int rank)
     if (status == EPX_OK && m->agreed && !m->excluded[rank])
         status = queue_frame(m, peer, FRAME_COMMIT, m->purpose, m->excluded, (size_t)m->nranks);
     return status;
+}
+
+/* ---- Processes of this machine ----------------------------------------------------------------------------------- */
+
+void forget_process(struct membership *m, int rank)
+{
+    if (m->processes[rank] >= 0)
+        close(m->processes[rank]);
+    m->processes[rank] = -1;
+}
+
+/* Ranks that are threads have none: their ports end when they say so. Nor has a kernel before 5.3. */
+void membership_set_process(struct membership *m, int rank, int64_t pid)
+{
+    forget_process(m, rank);
+#ifdef SYS_pidfd_open
+    if (pid > 0 && pid != (int64_t)getpid())
+        m->processes[rank] = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+#endif
+}
+
+int process_has_ended(const struct membership *m, int rank)
+{
+    struct pollfd process = {.fd = m->processes[rank], .events = POLLIN};
+
+    return process.fd >= 0 && poll(&process, 1, 0) == 1 && (process.revents & POLLIN);
 }
 
 /* ---- Receiving ---------------------------------------------------------------------------------------------- */

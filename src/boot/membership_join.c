@@ -205,7 +205,7 @@ void membership_answer(struct membership *m, uint64_t incarnation, enum membersh
 int membership_has_ended(struct membership *m, int rank, int wait_ms)
 {
     const uint64_t deadline = host_now_ns() + (uint64_t)wait_ms * 1000000u;
-    const int conn = m->ops->connect(m->port, &m->addresses[rank]);
+    const int conn = process_has_ended(m, rank) ? -ECONNREFUSED : m->ops->connect(m->port, &m->addresses[rank]);
     int n = conn;
 
     while (conn >= 0) {
@@ -240,6 +240,7 @@ void membership_replace(struct membership *m, int rank, uint64_t incarnation, co
 {
     m->incarnations[rank] = incarnation;
     m->addresses[rank] = *address;
+    forget_process(m, rank);
 }
 
 /* ---- The joiner ----------------------------------------------------------------------------------------------- */

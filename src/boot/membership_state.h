@@ -99,6 +99,7 @@ struct membership {
     int progressed;         /* the last progress() did something */
     epx_status failed;      /* status of the first all-gather of this round that failed */
     uint64_t *incarnations; /* [nranks]: 0 = the process that has created the group */
+    int *processes;         /* [nranks]: descriptors of those on this machine (pidfd); -1 = none */
     struct joiner joiners[MAX_JOINERS];
     struct rx answer; /* to this rank, which asks to join; payload NULL = none yet */
 };
@@ -124,6 +125,9 @@ void close_rx(struct membership *m, struct rx *rx);
 void reset_rx(struct membership *m, struct peer *peer);
 void recv_frames(struct membership *m, struct peer *peer);
 void accept_pending(struct membership *m);
+/* Its process is known here, and has ended. */
+int process_has_ended(const struct membership *m, int rank);
+void forget_process(struct membership *m, int rank);
 
 static inline int same_purpose(int a, int b)
 {

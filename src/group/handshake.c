@@ -299,6 +299,12 @@ static epx_status map_heap(struct epx_group *group, int r, uint64_t process, con
     return EPX_OK;
 }
 
+/* Numbers of processes mean the same there. */
+static int is_of_this_host(const struct epx_group *group, int r)
+{
+    return memcmp(group->hosts[r], group->hosts[group->rank], sizeof(group->hosts[r])) == 0;
+}
+
 /* Before anything is mapped: a rank that fails from here on is known to the others too. */
 static void meet_ledgers(struct epx_group *group, const struct heap_message *all)
 {
@@ -309,13 +315,20 @@ static void meet_ledgers(struct epx_group *group, const struct heap_message *all
         ledger_doubt(group->ledger, 0);
 }
 
-/* Before the first launch. */
+/* Before the first launch: ranks of this process. */
 static void find_threads(struct epx_group *group, const struct heap_message *all)
 {
     for (int r = 0; r < group->nranks; r++)
-        if (r != group->rank && all[r].export.pid == (int64_t)getpid() &&
-            memcmp(group->hosts[r], group->hosts[group->rank], sizeof(group->hosts[r])) == 0)
+        if (r != group->rank && all[r].export.pid == (int64_t)getpid() && is_of_this_host(group, r))
             __atomic_store_n(&group->device->keeps, 1, __ATOMIC_RELAXED);
+}
+
+/* The step that follows needs all of them: a number that is another process's by then belongs to a rank that has ended,
+ * and that step fails. */
+static void find_process(struct epx_group *group, int r, const struct heap_message *all)
+{
+    if (group->membership && r != group->rank && is_of_this_host(group, r))
+        membership_set_process(group->membership, r, all[r].export.pid);
 }
 
 static epx_status map_heaps(struct epx_group *group, const struct heap_message *all)
@@ -324,6 +337,8 @@ static epx_status map_heaps(struct epx_group *group, const struct heap_message *
     find_threads(group, all);
     for (int r = 0; r < group->nranks; r++) {
         epx_status status = group->remote[r] ? EPX_OK : map_heap(group, r, 0, &all[r].export);
+
+        find_process(group, r, all);
         if (status != EPX_OK)
             return status;
         if (!group->remote[r])
@@ -342,6 +357,7 @@ static epx_status map_heaps_again(struct epx_group *group, const struct heap_mes
 
         if (r == group->rank || !all[r].export.bytes || group->mapped[r] == incarnation)
             continue; /* a rank that does not take part has sent nothing */
+        find_process(group, r, all);
         if (group->ledger && !group->remote[r])
             ledger_set_peer(group->ledger, r, all[r].export.pid, &all[r].ledger);
         if (!group->remote[r] && !INJECT_BUG(BUG_OLD_HEAP, group->bases[r] != group->stand_in.base, 0))

@@ -4,12 +4,14 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "boot/membership.h"
 #include "boot/socket.h"
+#include "tests/lib/child.h"
 #include "tests/lib/thread_boot.h"
 #include "util/clock.h"
 #include "util/runtime.h"
@@ -38,6 +40,7 @@ struct scenario {
     struct part part[N];
     int timeout_ms;
     int one_round, one_stops;
+    const pid_t *process;                                  /* of rank 3 */
     void (*before)(const struct conn_address *all);        /* rank 0 does this first */
     void (*after_closing)(const struct conn_address *all); /* rank 0 does this once ports are closed */
 };
@@ -140,6 +143,8 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     if (membership_open(rank, N, 1, key, &own, &m) != EPX_OK || boot_gather(boot, &own, all, sizeof(own)))
         return -1;
     membership_set_peers(m, all, 0x5eed);
+    if (scenario->process)
+        membership_set_process(m, 3, *scenario->process);
     if (rank == 0 && scenario->before)
         scenario->before(all);
     if (scenario->part[rank].closes) {
@@ -515,7 +520,7 @@ static void *squat(void *arg)
     return NULL;
 }
 
-static void hold_port_of_rank_3(const struct conn_address *all)
+static void listen_at_port_of_rank_3(const struct conn_address *all)
 {
     struct sockaddr_in at;
     int one = 1;
@@ -525,6 +530,11 @@ static void hold_port_of_rank_3(const struct conn_address *all)
     setsockopt(squatter, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     assert_int_equal(bind(squatter, (struct sockaddr *)&at, sizeof(at)), 0);
     assert_int_equal(listen(squatter, 64), 0);
+}
+
+static void hold_port_of_rank_3(const struct conn_address *all)
+{
+    listen_at_port_of_rank_3(all);
     assert_int_equal(pthread_create(&squatter_thread, NULL, squat, NULL), 0);
 }
 
@@ -539,6 +549,34 @@ static void a_port_that_somebody_else_holds_is_closed(void **state)
     close(squatter);
 }
 
+/* Who listens there and says nothing is like a rank that is late, but for its process. */
+static pid_t process_of_rank_3;
+
+static void end_rank_3_and_hold_its_port(const struct conn_address *all)
+{
+    assert_int_equal(kill(process_of_rank_3, SIGKILL), 0);
+    listen_at_port_of_rank_3(all);
+}
+
+static void a_silent_port_is_not_that_of_a_process_that_ended(void **state)
+{
+    const int timeout_ms = slow_ms(20000);
+    const uint64_t begin = clock_ns();
+
+    (void)state;
+    process_of_rank_3 = child_fork();
+    if (process_of_rank_3 == 0)
+        for (;;)
+            pause();
+    run_without_3((struct scenario){.part[3].closes = 1,
+                                    .process = &process_of_rank_3,
+                                    .after_closing = end_rank_3_and_hold_its_port,
+                                    .timeout_ms = timeout_ms});
+    assert_true((clock_ns() - begin) / 1000000u < (unsigned)timeout_ms);
+    assert_false(child_succeeded(process_of_rank_3));
+    close(squatter);
+}
+
 UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_ended_is_excluded),
           cmocka_unit_test(ranks_excluded_by_one_are_excluded_by_all), cmocka_unit_test(one_alone_is_enough),
           cmocka_unit_test(a_missing_rank_is_named), cmocka_unit_test(an_excluded_rank_is_told),
@@ -547,4 +585,5 @@ UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_en
           cmocka_unit_test(the_coordinator_that_leaves_is_named_by_all),
           cmocka_unit_test(a_rank_that_stops_is_named_by_all), cmocka_unit_test(a_coordinator_that_stops_is_suspected),
           cmocka_unit_test(many_ranks_make_few_connections), cmocka_unit_test(a_lost_result_is_sent_again),
-          cmocka_unit_test(idle_connections_accuse_nobody), cmocka_unit_test(a_port_that_somebody_else_holds_is_closed))
+          cmocka_unit_test(idle_connections_accuse_nobody), cmocka_unit_test(a_port_that_somebody_else_holds_is_closed),
+          cmocka_unit_test(a_silent_port_is_not_that_of_a_process_that_ended))
