@@ -225,15 +225,16 @@ KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p
     {
         const struct int_pair mine = pair_set_get(ag, &ranks, k < K ? k : 0);
         const int own = pair_set_get(ag, &keys, k < K ? k : 0).a;
-        int place = 0, before;
+        int place = 0, later = 0, before;
         for (int j = 0; j < K; j++) {
             const int key = pair_set_get(ag, &keys, j).a;
             place += key >= 0 && key < own;
+            later |= key > own && key / KERNEL_MAX_TOPK == own / KERNEL_MAX_TOPK;
         }
         n += ag_vote(ag, k < K && own >= 0, &before);
         if (k < K && own >= 0) {
             pair_set_offer(holders, place, mine.b, mine.a);
-            last_rows |= own == k * KERNEL_MAX_TOPK + k ? (int64_t)1 << place : 0;
+            last_rows |= later ? 0 : (int64_t)1 << place; /* the rank's last entry may have been dropped */
         }
     }
     pair_set_settle(ag, holders);
