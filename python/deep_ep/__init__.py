@@ -4,7 +4,9 @@ arguments and results, on GPUs and CPUs, over any network."""
 
 import torch
 
+from . import _C as _C  # programs use deep_ep._C without importing it
 from .buffer import Buffer
+from .buffers.ep import EPBuffer
 from .config import Config
 from .elastic import ElasticBuffer, EPHandle, get_logical_domain_size, get_physical_domain_size
 from .hybrid import HybridEPBuffer
@@ -15,7 +17,7 @@ __version__ = "2.1.0+epx"
 topk_idx_t = torch.int64
 
 __all__ = [
-    "Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "HybridEPBuffer",
+    "Buffer", "Config", "ElasticBuffer", "EPBuffer", "EPHandle", "EventHandle", "EventOverlap", "HybridEPBuffer",
     "check_nvlink_connections", "destroy_uccl", "get_logical_domain_size", "get_physical_domain_size",
     "initialize_uccl", "topk_idx_t", "__version__",
 ]

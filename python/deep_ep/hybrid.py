@@ -196,8 +196,6 @@ class HybridEPBuffer:
         count = None
         if non_blocking:
             count = checks.positive("num_permuted_tokens", num_permuted_tokens, 0)
-            if count % max(pad_multiple or 1, 1):
-                raise wrong("num_permuted_tokens", "a multiple of pad_multiple = %d" % (pad_multiple or 1), count)
         slots = self._slots(hidden, num_of_tokens_per_rank, not non_blocking)
         idx, weights, experts = self._routing(hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts,
                                               non_blocking)

@@ -3,6 +3,7 @@
 
 import contextlib
 import gc
+import inspect
 import io
 import os
 import random
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from ranks_elastic import HIDDEN, elastic, make_work, send
 from reference import same_bits
-from suite import World, environment
+from suite import World, environment, refused
 
 BIG = 64 << 20
 
@@ -106,6 +107,62 @@ def test_names(world: World) -> None:
     destroy_all_managed_nccl_comm()
     assert fresh.get() is None
     find_nccl_root(), find_nvshmem_root()
+
+
+def test_argument_names(world: World) -> None:
+    """[E] 1, 2, 3, [R] 6: the names of arguments, by which callers pass them."""
+    from deep_ep.utils import comm, envs, gate, math, testing
+
+    group = "group num_max_tokens_per_rank hidden num_topk use_fp8_dispatch allow_hybrid_mode allow_multiple_reduction"
+    sms = "num_experts num_topk num_scaleout_topk rdma_gbs nvlink_gbs sm_read_gbs sm_write_gbs"
+    for function, names in (
+            (deep_ep.ElasticBuffer.get_buffer_size_hint, group),
+            (deep_ep.ElasticBuffer.get_theoretical_num_sms, "self " + sms),
+            (deep_ep.ElasticBuffer.get_engram_storage_size_hint, "num_entries hidden num_max_tokens_per_rank dtype"),
+            (deep_ep.ElasticBuffer.get_pp_buffer_size_hint, "num_max_tensor_bytes num_max_inflight_tensors"),
+            (deep_ep.ElasticBuffer.get_agrs_buffer_size_hint, "group num_max_session_bytes"),
+            (deep_ep.ElasticBuffer.pp_set_config, "self num_max_tensor_bytes num_max_inflight_tensors"),
+            (deep_ep.ElasticBuffer.pp_send, "self t dst_rank_idx num_sms"),
+            (deep_ep.ElasticBuffer.pp_recv, "self t src_rank_idx num_sms"),
+            (deep_ep.ElasticBuffer.agrs_set_config, "self num_max_session_bytes num_max_all_gathers_per_session"),
+            (deep_ep.ElasticBuffer.agrs_new_session, "self enabled"),
+            (envs.init_dist, "local_rank num_local_ranks seed"), (envs.dist_print, "s once_in_node"),
+            (envs.init_seed, "global_seed"), (envs.get_nvlink_gbs, "factor"), (envs.get_rdma_gbs, "nic_name"),
+            (envs.check_fast_rdma_atomic_support, "nic_name"),
+            (gate.get_unbalanced_scores, "num_tokens num_experts num_ranks num_topk ratio precise"),
+            (comm.get_nccl_comm_handle, "group force_new_comm")):
+        assert list(inspect.signature(function).parameters) == names.split(), (function, names)
+    assert list(inspect.signature(comm.NCCLCommHandle).parameters) == ["nccl_comm", "managed"]
+    assert envs.get_nvlink_gbs() >= 0 and envs.check_torch_deterministic() is None
+    testing.flush_l2_cache()
+    one = torch.arange(6, dtype=torch.int32)
+    assert math.hash_tensor(one) == 15 and math.hash_tensors(one, (one, None), one) == 15
+
+
+def test_ep_buffer(world: World) -> None:
+    """EPBuffer, DeepEP's later name: its arguments, and results that come from the event of a deferred epilogue."""
+    work = make_work(world, seed=3)
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, None, 24, HIDDEN, 4, False, 0, True, explicitly_destroy=True)
+    assert isinstance(buffer, deep_ep.ElasticBuffer) and buffer.deterministic and buffer.num_cpu_bytes == 0
+    for expand in (False, True):
+        rows, idx, weights, handle, event = send(world, buffer, work, do_expand=expand, do_zero_padding=expand)
+        assert event.event is None
+        event = send(world, buffer, work, do_expand=expand, do_zero_padding=expand, defer_epilogue=True,
+                     async_with_compute_stream=True)
+        assert isinstance(event, deep_ep.EventOverlap)
+        late, late_idx, late_weights, late_handle = event.current_stream_wait(release_handle=True)
+        assert same_bits(late, rows) and torch.equal(late_weights, weights) and event.event is None
+        assert (late_idx is None) == (idx is None) and (idx is None or torch.equal(late_idx, idx))
+        combined, back, _event = buffer.combine(rows, handle, weights)
+        event = buffer.combine(late, late_handle, late_weights, defer_epilogue=True, async_with_compute_stream=True)
+        again, again_back = event.current_stream_wait()
+        assert same_bits(again, combined) and torch.equal(again_back, back)
+        for what, call in (("defer_epilogue", lambda: buffer.combine(late, late_handle, defer_epilogue=True)),
+                           ("lb_allocation_plan", lambda: deep_ep.EPBuffer(
+                               dist.group.WORLD, lb_allocation_plan_or_num_bytes=4096))):
+            with refused(what):
+                call()
+    buffer.destroy()
 
 
 def test_surroundings(world: World) -> None:
@@ -426,3 +483,9 @@ def test_all_gather(world: World) -> None:
                     done()
                     for g, w in zip(got, want):
                         assert g.shape == w.shape and torch.equal(g.cpu(), w)
+        with buffer.agrs_new_session(enabled=False):
+            buffer.create_agrs_session()
+        all_ranks, done = buffer.all_gather(torch.full((2, 8), world.rank, dtype=dtype, device=world.device))
+        done()
+        assert torch.equal(all_ranks.cpu()[:, 0, 0].float(), torch.arange(ranks).float())
+        buffer.destroy_agrs_session()

@@ -189,9 +189,10 @@ def check_dropped(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, pad:
     rows, probs, counts, places = expected(work, me, pad)
     kept = min(limit, len(places))
     given: Any = dict(routing_map=world.to(routing_map(work, me)), probs=world.to(probs_of(work, me)))
+    x = world.to(work.x[me])
     with no_sync(world):
         got, got_probs, _scales, per_expert, handle = buffer.dispatch_with_permute(
-            hidden=world.to(work.x[me]), pad_multiple=pad, num_permuted_tokens=limit, non_blocking=True, **given)
+            hidden=x, pad_multiple=pad, num_permuted_tokens=limit, non_blocking=True, **given)
         flag = handle[-1]
     ends = torch.tensor([0, *counts]).cumsum(0).clamp(max=limit)
     assert per_expert.device == got.device and per_expert.tolist() == ends.diff().tolist(), (per_expert, counts, limit)
@@ -230,8 +231,8 @@ def test_hybrid_drops(world: World) -> None:
             buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 20, 3)
             every = list(range(world.nranks))
             for pad, limits in ((1, [7] * world.nranks), (8, [16 + 8 * (r % 3) for r in every]),
-                                (1, [600] * world.nranks), (1, [0 if r == 1 else 5 + r for r in every]),
-                                (1, [0] * world.nranks)):
+                                (8, [600 - r for r in every]), (4, [10] * world.nranks),
+                                (1, [0 if r == 1 else 5 + r for r in every]), (1, [0] * world.nranks)):
                 check_dropped(world, buffer, work, pad, limits)
             check(world, buffer, work, 1, False, 7)
             world.meet()

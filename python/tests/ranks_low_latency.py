@@ -206,6 +206,10 @@ def test_entries_taken_out_before_combine(world: World) -> None:
             combined = buffer.low_latency_combine(recv, rest, weights, handle)[0]
             expected = x.float() * torch.where(rest < 0, 0.0, weights).sum(1, keepdim=True)
             assert calc_diff(combined.cpu(), expected.bfloat16().cpu()) < 1e-5 and not combined[0].any()
+            # Such an entry has weight 0, and its row is read: it must be finite (docs/python.md).
+            spoilt = torch.full_like(recv, float("nan"))
+            combined = buffer.low_latency_combine(spoilt, rest, weights, handle)[0]
+            assert combined[0].isnan().all() or bool((work.idx[world.rank][0] < 0).all())
 
 
 def test_expert_named_twice(world: World) -> None:

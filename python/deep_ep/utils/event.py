@@ -34,7 +34,7 @@ class EventHandle:
 class EventOverlap:
     """An optional event, and tensors that live as long as it. As a context manager, it waits at the end.
 
-    `hook_after_wait` is called once, after the first wait.
+    `hook_after_wait` is called once, after the first wait, which returns its result.
     """
 
     def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Tuple[Any, ...]] = None) -> None:
@@ -50,16 +50,17 @@ class EventOverlap:
         self.hook_after_wait = hook
 
     @eager
-    def current_stream_wait(self, release_handle: bool = False) -> None:
-        """Makes later work of the current stream wait for the event. `release_handle`: drops it afterwards."""
+    def current_stream_wait(self, release_handle: bool = False) -> Any:
+        """Makes later work of the current stream wait for the event. `release_handle`: drops it afterwards. Returns
+        what the hook returns, or None."""
         if self.event is None:
             raise wrong("EventOverlap.event", "an event", "None (was async_finish given?)")
         self.event.current_stream_wait()
         hook, self.hook_after_wait = self.hook_after_wait, None
-        if hook is not None:
-            hook()
+        result = hook() if hook is not None else None
         if release_handle:
             self.event = self.extra_tensors = None
+        return result
 
     def __call__(self, release_handle: bool = False) -> "EventOverlap":
         """Sets `release_handle` for the next `with`."""
