@@ -666,6 +666,7 @@ EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
 /*
  * Clears the error. After an error that ended an operation (timeout, peer, mismatch), and after epx_mask_update, it
  * is collective: ranks call it when their streams are idle, and the group can be used again; handles need an update.
+ * After a low-latency operation that has masked a late peer (enable_mask) and gone on without it, it is local.
  * Without enable_mask all ranks take part, through the bootstrap. With it, ranks take part whose processes exist and
  * that no other rank has masked; the group continues without the rest, in both modes. A rank that neither calls nor
  * has ended is named after twice the timeout, and can be masked then. Across nodes, a rank without an error of its
