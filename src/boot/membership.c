@@ -532,6 +532,11 @@ epx_status membership_allgather(struct membership *m, const void *send, void *re
     return m->failed;
 }
 
+int membership_left_out(const struct membership *m)
+{
+    return m->left_out_by >= 0;
+}
+
 int membership_coordinator(const struct membership *m)
 {
     return m->coordinator;

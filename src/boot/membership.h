@@ -42,6 +42,8 @@ epx_status membership_allgather(struct membership *membership, const void *send,
 /* The next all-gather: should its result not have come after `ms`, fn(arg) is called once, and the wait goes on. Only
  * on ranks that do not lead the round. fn NULL: no more. */
 void membership_on_silence(struct membership *membership, int ms, void (*fn)(void *arg), void *arg);
+/* The last round failed because a rank continues without this one, which is masked there. */
+int membership_left_out(const struct membership *membership);
 /* Who leads the round, or led one that has failed. */
 int membership_coordinator(const struct membership *membership);
 void membership_end(struct membership *membership);

@@ -318,8 +318,8 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
     }
     membership_end(group->membership);
     /* Others may have come further than this rank, in epx_mask_clean too, where nothing had failed before: it recovers
-     * with them next time, not alone. */
-    if (status != EPX_OK && !abort_word(group))
+     * with them next time, not alone. Ranks that have masked it work on, which a word would end: it asks again. */
+    if (status != EPX_OK && !membership_left_out(group->membership) && !abort_word(group))
         group_abort_alone(group, status);
     return status;
 }
