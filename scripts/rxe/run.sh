@@ -8,7 +8,7 @@
 #
 #   EPX_RXE_CACHE    where the kernel is kept          (~/.cache/epx-rxe)
 #   EPX_RXE_LIMIT_S  seconds until the machine is stopped (1500)
-#   EPX_RXE_ACCEL    tcg or kvm                         (kvm where /dev/kvm can be opened)
+#   EPX_RXE_ACCEL    tcg or kvm                         (kvm where it boots the machine)
 #   EPX_RXE_TESTS    what to run there                  (tests.sh)
 #   EPX_RXE_SHELL=1  a shell in the machine instead of the tests
 set -euo pipefail
@@ -75,32 +75,53 @@ flock -u 9
 
 accel=${EPX_RXE_ACCEL:-tcg}
 [ -z "${EPX_RXE_ACCEL:-}" ] && [ -r /dev/kvm ] && [ -w /dev/kvm ] && accel=kvm
-cpu=max
-[ "$accel" = kvm ] && cpu=host
-machine=q35
-if [ $arch = arm64 ]; then
-    machine=virt
-    [ "$accel" = tcg ] && cpu=max,pauth-impdef=on # the architected algorithm costs half the time
-    [ "$accel" = kvm ] && machine=virt,gic-version=host
-fi
-[ "$accel" = tcg ] && accel=tcg,thread=multi
 
 # Arguments reach the guest on the kernel's command line, spelled without spaces.
 append="console=$console quiet panic=-1 epx.build=$build epx.tests=${EPX_RXE_TESTS:-$here/tests.sh}"
 append+=" epx.root=$root epx.shell=${EPX_RXE_SHELL:-0}"
-command=("$qemu" -M "$machine" -accel "$accel" -cpu "$cpu" -smp 2 -m 2048 -nographic -nic none -no-reboot
-    -kernel "$kernel/vmlinuz" -initrd "$work/initramfs" -append "$append"
-    -fsdev local,id=fs0,path=/,security_model=none,readonly=on,multidevs=remap
-    -device virtio-9p-pci,fsdev=fs0,mount_tag=hostfs)
+set_command() { # tcg or kvm
+    local cpu=max machine=q35 how=$1
+    [ "$1" = kvm ] && cpu=host
+    if [ $arch = arm64 ]; then
+        machine=virt
+        [ "$1" = tcg ] && cpu=max,pauth-impdef=on # the architected algorithm costs half the time
+        [ "$1" = kvm ] && machine=virt,gic-version=host
+    fi
+    [ "$1" = tcg ] && how=tcg,thread=multi
+    command=("$qemu" -M "$machine" -accel "$how" -cpu "$cpu" -smp 2 -m 2048 -nographic -nic none -no-reboot
+        -kernel "$kernel/vmlinuz" -initrd "$work/initramfs" -append "$append"
+        -fsdev local,id=fs0,path=/,security_model=none,readonly=on,multidevs=remap
+        -device virtio-9p-pci,fsdev=fs0,mount_tag=hostfs)
+}
+set_command "$accel"
 if [ "${EPX_RXE_SHELL:-0}" = 1 ]; then
     "${command[@]}"
     exit
 fi
 
 rc=0
-timeout "$limit_s" "${command[@]}" </dev/null >"$work/console" 2>&1 &
-guest=$!
+start() {
+    timeout "$limit_s" "${command[@]}" </dev/null >"$work/console" 2>&1 &
+    guest=$!
+}
+# Whether the guest's own program has begun within a minute. A kvm inside another virtual machine may never get so far.
+begun() {
+    local until=$((SECONDS + 60))
+    while kill -0 "$guest" 2>/dev/null && [ $SECONDS -lt $until ]; do
+        grep -q EPX-RXE-BEGIN "$work/console" && return
+        sleep 0.5
+    done
+    grep -q EPX-RXE-BEGIN "$work/console"
+}
+start
 trap 'kill "$guest" 2>/dev/null || true; rm -rf "$work"' EXIT
+if [ "$accel" = kvm ] && [ -z "${EPX_RXE_ACCEL:-}" ] && ! begun; then
+    echo "kvm does not start the machine here: it is emulated"
+    kill "$guest" 2>/dev/null || true
+    wait "$guest" 2>/dev/null || true
+    set_command tcg
+    start
+fi
 trap 'exit 143' INT TERM # a wait is interrupted, a command in the foreground is not: the machine must not outlive us
 ended() { tr -d '\r' <"$work/console" | grep -E '^(passed|FAILED|skipped): '; }
 wait_shown "$guest" Soft-RoCE ended || rc=$?
