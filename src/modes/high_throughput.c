@@ -159,7 +159,7 @@ static uint64_t offset_of(const struct epx_group *group, const epx_tensor *t)
 }
 
 /* Where rows are taken from windows: all tensors are the caller's own. */
-static void make_near(const struct epx_group *group, const struct dispatch_args *args, struct ht_dispatch_params *p)
+static void make_own(const struct epx_group *group, const struct dispatch_args *args, struct ht_dispatch_params *p)
 {
     struct hd_desc *own = &p->own;
 
@@ -203,7 +203,7 @@ static void make_desc(const struct epx_handle *handle, const struct dispatch_arg
     if (buffered & BUFFERED_MAP && desc->map_lines > ht->rows)
         desc->map_lines = ht->rows;
     p->buffered = buffered;
-    make_near(group, args, p);
+    make_own(group, args, p);
 }
 
 /* Rows that are in the heap in the format of the wire are put to other nodes from there. */

@@ -90,6 +90,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
     *event = calloc(1, sizeof(**event));
     if (!*event || known_add(KNOWN_EVENT, *event)) {
         free(*event);
+        *event = NULL;
         return keep_error(cudaErrorMemoryAllocation);
     }
     (*event)->holders = 1;

@@ -90,6 +90,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     *exec = calloc(1, sizeof(**exec));
     if (!*exec || known_add(KNOWN_EXEC, *exec)) {
         free(*exec);
+        *exec = NULL;
         return keep_error(cudaErrorMemoryAllocation);
     }
     pthread_mutex_lock(&graph->lock);
