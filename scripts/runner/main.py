@@ -72,7 +72,13 @@ def save_times(times, runs):
         json.dump(times, file, indent=1, sort_keys=True)
 
 
-def report(done, elapsed, budget):
+def cpu_line():
+    """The first line of /proc/stat: what all cores together have done so far."""
+    with open("/proc/stat") as file:
+        return file.readline()
+
+
+def report(done, elapsed, budget, shares):
     """Prints the table and the lists; returns the exit status."""
     accepted = results.move_unreviewed(results.read_rules("scripts/skips.txt"), done)
     print()
@@ -87,7 +93,9 @@ def report(done, elapsed, budget):
         print(f"full logs: {LOGS}/; again: scripts/test.sh {' '.join(dict.fromkeys(stage for stage, _ in failed))}")
     if budget:
         late = " OVER BUDGET: on 2 idle cores this must not happen." if elapsed > budget else ""
+        busy, idle, stolen = shares
         print(f"took {elapsed:.0f} s of a budget of {budget} s.{late}")
+        print(f"the machine's cores were {busy:.0f} % busy and {idle:.0f} % idle; a hypervisor took {stolen:.0f} %")
     passed, skipped = sum(stage.passed for stage in done), len(accepted)
     print(f"{passed} passed, {len(failed)} failed, {skipped} skipped", flush=True)
     return 1 if failed else 0
@@ -101,7 +109,7 @@ def main():
     names, budget = chosen(sys.argv[1:])
     # Open MPI refuses to run as root, as CI does, unless told.
     os.environ.update(PYTHONDONTWRITEBYTECODE="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    times, begin = expected_times(), time.monotonic()
+    times, begin, cpu = expected_times(), time.monotonic(), cpu_line()
     lanes = stages.lanes(names)
     steps = [step for name in names for step in stages.STEPS.get(name, [name])]
     progress, stopping = Progress(sum(times.get(step, 3.0) for step in steps)), threading.Event()
@@ -116,7 +124,7 @@ def main():
     progress.finish()
     save_times(times, runs)
     done = sorted((stage for run in runs for stage in run.stages), key=lambda stage: names.index(stage.name))
-    status = report(done, time.monotonic() - begin, budget)
+    status = report(done, time.monotonic() - begin, budget, results.cpu_shares(cpu, cpu_line()))
     return 130 if interrupted else status
 
 

@@ -175,3 +175,12 @@ def group_skips(accepted):
         first = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         lines.append(f"skipped: {stage}: {first}: {text} [accepted: {why}]")
     return lines
+
+
+def cpu_shares(before, after):
+    """What became of all cores' time between two first lines of /proc/stat: (busy, idle, stolen), in per cent. Stolen
+    is what a hypervisor gave to other machines."""
+    user, nice, system, idle, io, irq, softirq, steal = (
+        int(b) - int(a) for a, b in zip(before.split()[1:9], after.split()[1:9]))
+    parts = user + nice + system + irq + softirq, idle + io, steal
+    return tuple(100 * part / max(sum(parts), 1) for part in parts)

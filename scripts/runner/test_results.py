@@ -116,6 +116,12 @@ class Table(unittest.TestCase):
         self.assertEqual(lines[1].split(), ["gcc", "10", "1", "0", "3", "s", "5", "s"])
         self.assertEqual(lines[3].split(), ["all", "14", "1", "1", "2", "s", "5", "s"])
 
+    def test_shares_of_the_cores(self):
+        before = "cpu  100 20 30 400 5 0 10 50 19 0"
+        after = "cpu  160 30 50 430 5 0 20 120 19 0"
+        self.assertEqual(results.cpu_shares(before, after), (50.0, 15.0, 35.0))
+        self.assertEqual(results.cpu_shares(before, before), (0.0, 0.0, 0.0))
+
     def test_skips_of_one_reason_are_one_line(self):
         accepted = [("gcc", Item(f"v.{i}", "no card"), "rxe") for i in range(3)]
         self.assertEqual(results.group_skips(accepted), ["skipped: gcc: v.0 and 2 more: no card [accepted: rxe]"])
