@@ -32,6 +32,7 @@ struct bench_config {
     int32_t layer;        /* `epx bench layer`: whole layers with fresh routing */
     int32_t traced;       /* some rounds are traced */
     int32_t check, iters; /* with events and layer: as on the command line */
+    int32_t warmup;       /* likewise: untimed pairs, or layers, before a series */
     uint64_t seed;
     char net[16];
 };

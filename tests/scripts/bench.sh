@@ -7,7 +7,8 @@
 set -uo pipefail
 
 . "$(dirname "$0")/../lib/bench_cli.sh"
-small=(--ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 2 --warmup 1)
+few=(--ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4)
+small=("${few[@]}" --iters 2 --warmup 1)
 
 keys="{'op','mode','ranks','nodes','us_p50','us_p99','logical_GBps','wire_GBps','check','tokens','hidden','topk',"
 keys+="'experts','dtype','routing','device','memcpy_GBps'}"
@@ -81,9 +82,9 @@ expect 0 "threads by the clock" ht "${small[@]}" --threads --check --json &&
     json "are said to be" "o['threads'] and o['check'] == 'ok'"
 expect 0 "only a check" ll "${small[@]}" --iters 0 --check --json &&
     json "has no times" "o['us_p50'] is None and o['check'] == 'ok'"
-expect 0 "replays" ll "${small[@]}" --replays 6 --overlap --staged --json &&
+expect 0 "replays" ll "${few[@]}" --replays 6 --overlap --staged --json &&
     json "are counted" "o['op'] == 'replays' and o['replays'] == 6 and o['check'] == 'ok'"
-expect 0 "replays with changing row counts" ht "${small[@]}" --replays 6 --threads --json
+expect 0 "replays with changing row counts" ht "${few[@]}" --replays 6 --threads --json
 expect 1 "rows that are copied are found" ht "${small[@]}" --timing events --plain-memory --expect-zero-copy --check &&
     says "with the number of bytes" "--expect-zero-copy expects 0"
 
@@ -97,7 +98,7 @@ for spoilt in "${spoils[@]}"; do
             says "the message names the rank" "epx rank 3" && json "check is fail" "o['check'] == 'fail'"
     done
 done
-EPX_BENCH_CORRUPT=2 expect 1 "also in a replay" ll "${small[@]}" --replays 3 &&
+EPX_BENCH_CORRUPT=2 expect 1 "also in a replay" ll "${few[@]}" --replays 3 &&
     says "the message names the replay" "epx rank 3, replay 1"
 expect 0 "without --check nobody looks" ll "${small[@]}" --json
 unset EPX_BENCH_CORRUPT
@@ -129,6 +130,12 @@ refused "--net is 'tcp', but one node needs no network" ll --net tcp
 refused "--net: " ll --nodes 2 --net pigeons
 refused "--iters 0 measures nothing" ll --iters 0
 refused "--overlap belongs to --replays" ll --overlap
+refused "--replays does not measure; expected no --iters" ll --replays 3 --iters 2
+refused "--replays does not measure; expected no --warmup" ll --replays 3 --warmup 0
+refused "--tokens has no meaning with --over-tokens alone" ll --tokens 3 --over-tokens 1,2
+refused "--ranks has no meaning with --over-ranks alone" ll --ranks 3 --over-ranks 2,4
+refused "--tokens has no meaning with --compare FILE without a mode" --compare "$work/out" --tokens 3
+refused "--json has no meaning with --compare FILE --new FILE" --compare "$work/out" --new "$work/out" --json
 refused "--expect-zero-copy belongs to ht with --plain-memory" ht --expect-zero-copy
 refused "--dtype fp8-input is only measured" ht --dtype fp8-input --check
 refused "--vs compares times between barriers" ht --timing events --vs mpi

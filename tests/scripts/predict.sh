@@ -68,6 +68,20 @@ EPX_BENCH_CORRUPT=1 "$epx" predict --machine h200-shared --mode ll --ranks 8 --t
     die "a wrong result was not found"
 grep -q "results are wrong" "$work/spoilt" || die "a wrong result gave: $(cat "$work/spoilt")"
 
+unused() { # expected words, options that would not count together: exit status 2, before anything is predicted
+    local rc=0
+    "$epx" predict "${@:2}" >/dev/null 2>"$work/message" || rc=$?
+    [ $rc = 2 ] && grep -qF -- "epx predict: $1; see epx predict --help" "$work/message" ||
+        die "predict ${*:2}: exit status $rc, $(cat "$work/message")"
+}
+unused "--groups belongs to --routing groups" --groups 2
+unused "--topk-groups belongs to --routing groups" --routing hot --topk-groups 2
+unused "--ranks has no meaning with --calibration" --calibration --ranks 8
+unused "--machine has no meaning with --published" --published --machine h200-efa
+unused "--published has no meaning with --calibration" --published --calibration
+unused "--json has no meaning with --machines" --machines --json
+unused "--agents is '4'; expected a number from 8 to 1024" --agents 4
+
 refused() { # text of a machine file, expected words
     printf '%b' "$1" >"$work/bad.machine"
     if "$epx" predict --machine "$work/bad.machine" 2>"$work/message"; then die "accepted: $1"; fi

@@ -98,6 +98,9 @@ check "a flag with a value" 2 "$epx" run -n 1 --tag=yes true
 said '--tag takes no value'
 check "seconds that are none" 2 "$epx" run -n 1 --timeout soon true
 said "--timeout is 'soon'; expected seconds"
+check "options of a start where a launcher has started the ranks" 2 \
+    env RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29400 "$epx" run --timeout 5 true
+said "epx run: --timeout belongs to -n RANKS; here "
 check "values after an equal sign, and after a letter" 0 "$epx" run -n2 --timeout=20 true
 check "unknown command" 2 "$epx" frobnicate
 said "epx: unknown command 'frobnicate'; see epx --help"

@@ -79,4 +79,7 @@ EPX_TOP=0 "$epx" bench ll --ranks 2 --tokens 4 --hidden 512 --experts 4 --topk 2
     fail "EPX_TOP=0"
 "$epx" top --interval 0 >"$work/out" 2>&1
 [ $? = 2 ] || fail "a wrong option has status 2"
+start=$(date +%s%N)
+"$epx" top --once --interval 0.7 >"$work/out" 2>&1
+[ $(($(date +%s%N) - start)) -ge 700000000 ] || fail "--interval does not count with --once"
 echo "ok: EPX_TOP=0, wrong options"

@@ -41,12 +41,14 @@ struct bench_options {
         int32_t values[16];
     } over_tokens, over_ranks;
     int sweep, tokens_given, iters_given;
+    uint64_t given;   /* options, see options_given() */
     int phases;       /* rounds with tracing, too */
     int joined, rank; /* in a launcher's world */
 };
 
 /* 0, 1 when only help was asked for (and given), or -1 after a message. */
 int bench_options_parse(struct bench_options *options, int argc, char **argv);
+int bench_option_given(const struct bench_options *options, const char *name);
 const char *bench_mode_name(const struct bench_config *config);
 const char *bench_layout_name(const struct bench_config *config);
 const char *bench_routing_name(const struct bench_config *config);

@@ -18,7 +18,7 @@
 #include "bench.h"
 #include "bench_worker.h"
 
-enum { WARM = 5, SERIES = 10, CALLS_UNTIL_IMPORTED = 3 };
+enum { SERIES = 10, CALLS_UNTIL_IMPORTED = 3 };
 
 /* The series of a rank, and where their stamps go. */
 struct measurement {
@@ -88,7 +88,7 @@ static int stamp(struct bench_rank *rank, int i)
 
 static int issue_rounds(struct bench_rank *rank)
 {
-    const int rounds = rank->config->iters + WARM;
+    const int rounds = rank->config->iters + rank->config->warmup;
     int i;
 
     for (i = 0; i < rounds; i++) {
@@ -103,7 +103,7 @@ static int issue_rounds(struct bench_rank *rank)
 /* A stamp after every tenth. */
 static int issue_tenths(struct bench_rank *rank, int dispatch, int combine)
 {
-    const int count = (rank->config->iters + WARM) * SERIES;
+    const int count = (rank->config->iters + rank->config->warmup) * SERIES;
     int i;
 
     if (stamp(rank, 0) != 0)
@@ -144,8 +144,9 @@ static int make_series(struct bench_rank *rank, struct measurement *m)
         return -1;
     if (rank->config->iters == 0)
         return 0;
-    if (bench_call(rank, "time stamps",
-                   device->ops->timers_create(device, (rank->config->iters + WARM) * 2 + 1, &m->timers)) != 0)
+    if (bench_call(
+            rank, "time stamps",
+            device->ops->timers_create(device, (rank->config->iters + rank->config->warmup) * 2 + 1, &m->timers)) != 0)
         return -1;
     if (bench_series_make(rank, &m->rounds, issue_rounds) != 0)
         return -1;
@@ -268,7 +269,7 @@ static int store_intervals(struct bench_rank *rank, enum bench_event_op op, int 
     int i;
 
     for (i = 0; i < rank->config->iters; i++) {
-        const int from = (i + WARM) * step + first;
+        const int from = (i + rank->config->warmup) * step + first;
         double us = 0;
 
         if (bench_call(rank, "time stamps",

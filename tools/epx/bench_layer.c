@@ -207,7 +207,7 @@ static int measure(struct layer_run *run)
     if (layers == 0)
         return 0;
     bench_set_stage(run->rank, BENCH_MEASURING);
-    if (run_round(run, BENCH_LAYERS_PER_ROUND, -1) != 0)
+    if (run->rank->config->warmup && run_round(run, run->rank->config->warmup, -1) != 0)
         return -1;
     run->host_ns = run->count_ns = 0;
     for (round = 0; round < rounds; round++)

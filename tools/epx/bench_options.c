@@ -13,7 +13,15 @@
 #include "options.h"
 #include "routing.h"
 
-enum { TIMING_AUTO, TIMING_WALL, TIMING_EVENTS, ROW_ALIGN = 16, SCALE_BLOCK = 128, MOST_AGENTS = 1024 };
+enum {
+    TIMING_AUTO,
+    TIMING_WALL,
+    TIMING_EVENTS,
+    ROW_ALIGN = 16,
+    SCALE_BLOCK = 128,
+    MOST_AGENTS = 1024,
+    EVENTS_WARMUP = 5
+};
 #define DEFAULT_TIMEOUT_MS 120000
 #define DEFAULT_RANKS 8
 
@@ -108,7 +116,8 @@ static const struct option_spec specs[] = {
     FLAG("check", FIELD(check), "compare all results with the oracle; exit status 1 if one differs"),
     INT("iters", "N", FIELD(iters), 0, BENCH_MAX_ITERS, "50, layer 100",
         "timed iterations; 0 with --check: only check"),
-    INT("warmup", "N", FIELD(warmup), 0, BENCH_MAX_ITERS, "2", "untimed iterations before each round"),
+    INT("warmup", "N", FIELD(warmup), 0, BENCH_MAX_ITERS, "2, events 5, layer 10",
+        "untimed iterations before each round, or series of events"),
     CHOICE("timing", "HOW", FIELD(timing), timings, "wall; on a GPU events",
            "wall: from a barrier until the last rank has finished;\nevents: each rank by time stamps of its device, in "
            "a graph"),
@@ -182,9 +191,15 @@ static const struct option_table table = {
         "build or machine cannot do. docs/bench.md explains the columns.\n",
     .specs = specs,
     .count = (int)(sizeof(specs) / sizeof(specs[0])),
+    .given = FIELD(given),
 };
 
 static const char *const program = "epx bench";
+
+int bench_option_given(const struct bench_options *options, const char *name)
+{
+    return options_given(&table, options, name);
+}
 
 const char *bench_mode_name(const struct bench_config *config)
 {
@@ -353,6 +368,17 @@ static int check_mode(const struct bench_config *c)
     return 0;
 }
 
+/* Nothing is measured: what says how would be ignored. */
+static int check_replays(const struct bench_options *o)
+{
+    static const char *const measuring[] = {"vs", "iters", "warmup", "timing", "report", "compare"};
+
+    for (size_t i = 0; i < sizeof(measuring) / sizeof(measuring[0]); i++)
+        if (bench_option_given(o, measuring[i]))
+            return options_complain(program, "--replays does not measure; expected no --%s", measuring[i]);
+    return 0;
+}
+
 static int check_work(const struct bench_options *o)
 {
     const struct bench_config *c = &o->config;
@@ -371,8 +397,8 @@ static int check_work(const struct bench_options *o)
         return options_complain(program, "--expect-zero-copy belongs to ht with --plain-memory");
     if (c->zero_copy && !c->events && !c->replays)
         return options_complain(program, "--expect-zero-copy belongs to --timing events or --replays");
-    if (c->replays && (o->vs_mpi || o->vs_ofi))
-        return options_complain(program, "--replays does not measure; expected no --vs");
+    if (c->replays)
+        return check_replays(o);
     if (o->vs_mpi && c->fp8 == BENCH_FP8_INPUT)
         return options_complain(program, "--vs mpi casts to fp8 itself; expected --dtype bf16 or fp8");
     if (o->vs_mpi && c->threads)
@@ -478,6 +504,7 @@ static int settle(struct bench_options *o)
     c->timeout_ms = c->timeout_ms != 0 ? c->timeout_ms : DEFAULT_TIMEOUT_MS;
     c->check = o->check;
     c->iters = o->iters;
+    c->warmup = bench_option_given(o, "warmup") ? o->warmup : c->layer ? BENCH_LAYERS_PER_ROUND : EVENTS_WARMUP;
     return 0;
 }
 
@@ -488,6 +515,19 @@ static void take_given(struct bench_options *o)
     o->iters_given = o->iters >= 0;
     o->config.tokens = abs(o->config.tokens);
     o->iters = o->iters_given ? o->iters : -o->iters - 1;
+}
+
+/* The file has the shape of the work; a second one has the numbers too. */
+static int check_compare(const struct bench_options *o, int words)
+{
+    const char *odd = options_given_beside(&table, o, o->newer ? "compare new" : "compare json report");
+
+    if (o->newer && words)
+        return options_complain(program, "--new measures nothing; expected no mode");
+    if (odd)
+        return options_complain(program, "--%s has no meaning with --compare FILE%s", odd,
+                                o->newer ? " --new FILE" : " without a mode");
+    return 0;
 }
 
 int bench_options_parse(struct bench_options *o, int argc, char **argv)
@@ -512,7 +552,7 @@ int bench_options_parse(struct bench_options *o, int argc, char **argv)
     if (o->newer && !o->compare)
         return options_complain(program, "--new belongs to --compare");
     if (o->compare && (o->config.mode == 0 || o->newer))
-        return 0;
+        return check_compare(o, words);
     if (o->config.mode == 0)
         return options_complain(program, "the mode is missing; expected epx bench layer, ll, ht or ring");
     o->config.corrupt = corrupt != NULL ? atoi(corrupt) : 0;

@@ -165,6 +165,10 @@ static int plan(struct session *s, int argc, char **argv)
             bad = add_mode(s, &all[i], argc, argv, 2);
         return bad;
     }
+    if (o->over_tokens.count && !o->over_ranks.count && bench_option_given(o, "tokens"))
+        return options_complain(program, "--tokens has no meaning with --over-tokens alone");
+    if (o->over_ranks.count && !o->over_tokens.count && bench_option_given(o, "ranks"))
+        return options_complain(program, "--ranks has no meaning with --over-ranks alone");
     if (o->over_tokens.count || o->over_ranks.count)
         bad = add_mode(s, &one, argc, argv, o->config.layer && argc > 2 && argv[2][0] != '-' ? 3 : 2);
     return bad;

@@ -270,6 +270,32 @@ static int is_help(const struct option_table *table, const char *word)
     return 1;
 }
 
+static uint64_t *given_of(const struct option_table *table, void *target)
+{
+    return (uint64_t *)((char *)target + table->given);
+}
+
+static int is_given(const struct option_table *table, const void *target, int i)
+{
+    return (*(const uint64_t *)((const char *)target + table->given) >> i & 1) != 0;
+}
+
+int options_given(const struct option_table *table, const void *target, const char *name)
+{
+    for (int i = 0; i < table->count; i++)
+        if (is_given(table, target, i) && !strcmp(table->specs[i].name, name))
+            return 1;
+    return 0;
+}
+
+const char *options_given_beside(const struct option_table *table, const void *target, const char *list)
+{
+    for (int i = 0; i < table->count; i++)
+        if (is_given(table, target, i) && !listed(list, table->specs[i].name))
+            return table->specs[i].name;
+    return NULL;
+}
+
 /* One option at argv[*at], with its value if it has one: "--name value", "--name=value", "-n value" or "-nvalue". */
 static enum option_result parse_one(const struct option_table *table, void *target, int argc, char **argv, int *at)
 {
@@ -295,7 +321,11 @@ static enum option_result parse_one(const struct option_table *table, void *targ
             return options_complain(table->program, "%s needs a value: %s %s", given, given, spec->value), OPTIONS_BAD;
         text = argv[++*at];
     }
-    return set(table, spec, target, text) == 0 ? OPTIONS_OK : OPTIONS_BAD;
+    if (set(table, spec, target, text) != 0)
+        return OPTIONS_BAD;
+    if (table->given)
+        *given_of(table, target) |= (uint64_t)1 << (spec - table->specs);
+    return OPTIONS_OK;
 }
 
 enum option_result options_parse(const struct option_table *table, void *target, int argc, char **argv, int first,

@@ -52,6 +52,7 @@ struct option_table {
     const struct option_spec *specs;
     int count;
     int stop_at_word; /* the first word that is no option ends the options: the rest belongs to another program */
+    size_t given; /* of a uint64_t of the target, not its first field: bit i is set if specs[i] was given; 0: none */
 };
 
 enum option_result { OPTIONS_BAD = -1, OPTIONS_OK = 0, OPTIONS_HELP = 1 };
@@ -60,6 +61,10 @@ enum option_result { OPTIONS_BAD = -1, OPTIONS_OK = 0, OPTIONS_HELP = 1 };
  * stop_at_word. OPTIONS_HELP: help was asked for and printed. OPTIONS_BAD: after a message. */
 enum option_result options_parse(const struct option_table *table, void *target, int argc, char **argv, int first,
                                  int *next);
+/* For tables with `given`. Was this option given? The first one that was and is not in `list` (names, separated by
+ * spaces), or NULL: what would be ignored. */
+int options_given(const struct option_table *table, const void *target, const char *name);
+const char *options_given_beside(const struct option_table *table, const void *target, const char *list);
 void options_help(const struct option_table *table, FILE *to);
 /* The sections of a manual page from SYNOPSIS on, on stdout. */
 void options_man(const struct option_table *table);

@@ -15,8 +15,9 @@ struct options {
     struct predict_point point;
     const char *machine, *svg, *report, *show;
     int32_t ranks[MAX_POINTS], nranks;
-    int32_t sms, nodes_from, json, machines, known, calibration;
+    int32_t sms, json, machines, known, calibration;
     int32_t modes;
+    uint64_t given;
 };
 
 #define FIELD(name) offsetof(struct options, name)
@@ -91,7 +92,7 @@ static const struct option_spec specs[] = {
     FLAG("published", known, "other libraries' published figures, predicted beside published"),
     {.kind = OPTION_TITLE, .help = "How it is run and reported:"},
     INT("iters", "N", point.iters, 1, 100, "3", "pairs of dispatch and combine in the series"),
-    INT("agents", "N", point.agents, 1, 1024, "automatic",
+    INT("agents", "N", point.agents, PREDICT_FEW_AGENTS, 1024, "automatic",
         "agents per rank that are simulated; each represents several"),
     {.name = "svg", .kind = OPTION_TEXT, .value = "FILE", .help = "write a plot", .offset = FIELD(svg)},
     {.name = "report",
@@ -119,7 +120,31 @@ static const struct option_table table = {
         "line.\n",
     .specs = specs,
     .count = (int)(sizeof(specs) / sizeof(specs[0])),
+    .given = FIELD(given),
 };
+
+/* Options that leave no room for others but these. Nothing that was given is ignored. */
+static int check_given(const struct options *o)
+{
+    static const struct {
+        const char *name, *beside;
+    } alone[] = {{"machines", "machines"},
+                 {"show", "show"},
+                 {"calibration", "calibration mode seed json"},
+                 {"published", "published mode seed json"}};
+
+    for (size_t i = 0; i < sizeof(alone) / sizeof(alone[0]); i++) {
+        const char *odd = options_given_beside(&table, o, alone[i].beside);
+        if (odd && options_given(&table, o, alone[i].name))
+            return options_complain(table.program, "--%s has no meaning with --%s", odd, alone[i].name);
+    }
+    for (int i = 0; i < 2 && o->point.routing != WORKLOAD_GROUPS; i++) {
+        const char *name = i ? "topk-groups" : "groups";
+        if (options_given(&table, o, name))
+            return options_complain(table.program, "--%s belongs to --routing groups", name);
+    }
+    return 0;
+}
 
 static int set_ranks(void *target, const char *text)
 {
@@ -212,6 +237,8 @@ int cmd_predict(int argc, char **argv)
     parsed = options_parse(&table, &o, argc, argv, 1, &next);
     if (parsed != OPTIONS_OK)
         return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_USAGE;
+    if (check_given(&o) != 0)
+        return EXIT_USAGE;
     if (o.machines) {
         machine_list(stdout);
         return EXIT_OK;

@@ -33,6 +33,8 @@ void machine_list(FILE *to);
 
 /* ---- One point ------------------------------------------------------------------------------------------------- */
 
+enum { PREDICT_FEW_AGENTS = 8 }; /* that a rank has at least */
+
 enum predict_dtype { PREDICT_BF16, PREDICT_FP8 };
 
 struct predict_point {

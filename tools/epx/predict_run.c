@@ -10,8 +10,7 @@
 #include "util/clock.h"
 
 enum {
-    SIM_AGENTS = 8192, /* of all ranks together, about */
-    FEW_AGENTS = 8,
+    SIM_AGENTS = 8192,    /* of all ranks together, about */
     MERGE_BYTES = 1 << 20 /* EPX_PROXY_MERGE_BYTES */
 };
 
@@ -52,7 +51,7 @@ static int pick_agents(const struct predict_point *p)
     const int real = (int)(p->machine.sms * p->machine.warps_per_sm);
     int n = p->agents ? p->agents : SIM_AGENTS / p->ranks;
 
-    n = n < FEW_AGENTS ? FEW_AGENTS : n;
+    n = n < PREDICT_FEW_AGENTS ? PREDICT_FEW_AGENTS : n;
     n = n > real ? real : n;
     return n > 1024 ? 1024 : n;
 }

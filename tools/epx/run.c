@@ -12,7 +12,12 @@
 
 static int set_grace(void *target, const char *text);
 
-#define FIELD(name) offsetof(struct launch_options, name)
+struct options {
+    struct launch_options launch;
+    uint64_t given;
+};
+
+#define FIELD(name) offsetof(struct options, launch.name)
 
 static const struct option_spec specs[] = {
     {.kind = OPTION_TITLE, .help = "Options:"},
@@ -64,12 +69,13 @@ static const struct option_table table = {
     .specs = specs,
     .count = (int)(sizeof(specs) / sizeof(specs[0])),
     .stop_at_word = 1,
+    .given = offsetof(struct options, given),
 };
 
 /* 0 seconds means none at all, which a launch calls negative. */
 static int set_grace(void *target, const char *text)
 {
-    struct launch_options *options = target;
+    struct launch_options *options = &((struct options *)target)->launch;
     double seconds;
     char rest;
 
@@ -110,18 +116,26 @@ static int become_rank(char *const *argv)
 
 int cmd_run(int argc, char **argv)
 {
-    struct launch_options options = {.title = "epx run"};
+    struct options options = {.launch = {.title = "epx run"}};
+    struct launch_options *launch = &options.launch;
+    const char *odd;
     int next;
     const enum option_result result = options_parse(&table, &options, argc, argv, 1, &next);
 
     if (result != OPTIONS_OK)
         return result == OPTIONS_HELP ? EXIT_OK : EXIT_USAGE;
-    options.argv = argv + next;
-    if (!options.nranks && options.argv[0] && launcher_name())
-        return become_rank(options.argv);
-    if (!options.nranks || !options.argv[0]) {
-        options_complain(table.program, "%s is missing", options.nranks ? "the program" : "-n RANKS");
+    launch->argv = argv + next;
+    if (!launch->nranks && launch->argv[0] && launcher_name()) {
+        odd = options_given_beside(&table, &options, "");
+        if (!odd)
+            return become_rank(launch->argv);
+        options_complain(table.program, "--%s belongs to -n RANKS; here %s has started the ranks", odd,
+                         launcher_name());
         return EXIT_USAGE;
     }
-    return launch_ranks(&options);
+    if (!launch->nranks || !launch->argv[0]) {
+        options_complain(table.program, "%s is missing", launch->nranks ? "the program" : "-n RANKS");
+        return EXIT_USAGE;
+    }
+    return launch_ranks(launch);
 }

@@ -18,7 +18,7 @@
 #include "options.h"
 #include "util/clock.h"
 
-enum { ONCE_MS = 200 };
+enum { ONCE_MS = 200, INTERVAL_MS = 1000 };
 
 struct options {
     int32_t json, once, interval_ms;
@@ -32,7 +32,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_SECONDS,
      .value = "SECONDS",
      .help = "time between two looks",
-     .fallback = "1",
+     .fallback = "1; --once and --json 0.2",
      .offset = FIELD(interval_ms),
      .low = 50,
      .high = 3600000},
@@ -93,16 +93,16 @@ static int look(const struct options *o, int ms, int clear)
 
 int cmd_top(int argc, char **argv)
 {
-    struct options o = {.interval_ms = 1000};
+    struct options o = {.interval_ms = 0};
     int next, terminal = isatty(STDOUT_FILENO), count;
     const enum option_result parsed = options_parse(&table, &o, argc, argv, 1, &next);
 
     if (parsed != OPTIONS_OK)
         return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_USAGE;
     if (o.json || o.once || !terminal)
-        return look(&o, ONCE_MS, 0) > 0 ? EXIT_OK : EXIT_FAILED;
+        return look(&o, o.interval_ms ? o.interval_ms : ONCE_MS, 0) > 0 ? EXIT_OK : EXIT_FAILED;
     do
-        count = look(&o, o.interval_ms, 1);
+        count = look(&o, o.interval_ms ? o.interval_ms : INTERVAL_MS, 1);
     while (count > 0 || terminal);
     return EXIT_OK;
 }
