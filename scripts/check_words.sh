@@ -5,7 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Each is a regular expression of a whole word (Perl's, any case); behind it the word to use.
+# Each is a regular expression of a whole word (Perl's, any case); behind it the word to use. Ordinary English words
+# that were names once (say, hear, answer, line) are looked for where they can only be names: with an underscore, in
+# front of a parenthesis, behind `struct`.
 words='
     musters?                          membership
     errands?                          request
@@ -24,6 +26,11 @@ words='
     scenes?|ponds?|wild(_\w+)?        fixture, blocking_net, chaos_net
     hang_up|ear|visitors?             close, rx, pending
     note_of_abort|(?-i:NOTE_\w+)     header, alarm
+    (say|hears?|heard)(_\w+|(?=\())  send, recv, publish, print
+    \w+_(say|hear|heard)             send, recv, publish, print
+    answer(_\w+|(?=\())|\w+_answers? reply, result
+    struct\s+(line|lane|post|note)    conn, nccl_case, descriptor, header
+    face_the_\w+|notice_\w+          compat, slot
 '
 
 if [ $# -eq 0 ]; then

@@ -241,7 +241,7 @@ def _flat_routing(pool: Any, handle: EPHandle, expanded: ElasticRouting, launch:
         flat.handle.update(idx, stream=launch.address)
         flat.rows = flat.lines = expanded.lines
         handle._flat = flat
-    handle._flat.note_capture()
+    handle._flat.record_capture()
     return handle._flat
 
 

@@ -37,7 +37,7 @@ class Engram:
         ranks = engine.nranks
         self._slice = min(self.most, max(_SLICE_TOKENS // ranks, _LEAST_SLICE))
         self._asks = self._mover(_REQUEST_BYTES, self._slice, self._slice * ranks)
-        self._answers = self._mover(self._row, self._slice * ranks, self._slice)
+        self._replies = self._mover(self._row, self._slice * ranks, self._slice)
 
     def _mover(self, hidden_bytes: int, tokens: int, rows: int) -> Mover:
         """`tokens` are sent by a rank at most, `rows` received."""
@@ -75,7 +75,7 @@ class Engram:
         stream = current_stream(self._device)
         owner = torch.div(flat, self._entries, rounding_mode="floor")
         wanted, sources = self._ask(flat - owner * self._entries, owner, stream)
-        rows = self._answer(wanted, sources, flat.numel(), stream)
+        rows = self._reply(wanted, sources, flat.numel(), stream)
         data = torch.empty_like(rows)
         data[torch.argsort(owner, stable=True)] = rows  # they came by owner, in the order of the requests
         return data
@@ -92,13 +92,13 @@ class Engram:
         self._asks.settle()
         return asked[:, 0], sources
 
-    def _answer(self, wanted: torch.Tensor, sources: torch.Tensor, count: int, stream: Any) -> torch.Tensor:
+    def _reply(self, wanted: torch.Tensor, sources: torch.Tensor, count: int, stream: Any) -> torch.Tensor:
         """The rows that this rank asked for, by owner and order of the requests."""
         rows = self._table[wanted.long()].view(torch.bfloat16)
         out = torch.empty(count, self._row, dtype=torch.uint8, device=self._device)
-        handle = self._answers.fresh(sources[:, None].contiguous(), stream)
+        handle = self._replies.fresh(sources[:, None].contiguous(), stream)
         handle.dispatch(rows, out.view(torch.bfloat16), stream=stream)
-        self._answers.settle()
+        self._replies.settle()
         return out
 
     def _scales(self, indices: torch.Tensor, tma_scales: bool) -> Optional[torch.Tensor]:
@@ -114,7 +114,7 @@ class Engram:
     def close(self) -> None:
         """Destroys the group. Local."""
         self._asks.close()
-        self._answers.close()
+        self._replies.close()
 
 
 def check_storage(engine: ElasticEngine, storage: Any, sf: Any, most_bytes: int) -> None:

@@ -326,7 +326,7 @@ def usable(routing: Any, tokens: torch.Tensor) -> Pool:
     if tokens.shape[1] * tokens.element_size() > pool.hidden_bytes:
         raise wrong("x", "rows of at most %d bytes, the limit of the handle" % pool.hidden_bytes,
                     "%d bytes" % (tokens.shape[1] * tokens.element_size()))
-    routing.note_capture()
+    routing.record_capture()
     return pool
 
 

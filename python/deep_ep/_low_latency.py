@@ -247,7 +247,7 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
     stream = launch.address if launch is not None else pool.stream()
     capturing = pool.capturing()
     if capturing:
-        routing.note_capture()
+        routing.record_capture()
     if out is None:
         if launch is None:
             out = plan.new_out(tokens, stream, capturing)

@@ -27,7 +27,7 @@ class Routing:
         self.handle = handle
         self.in_graph = in_graph
 
-    def note_capture(self) -> None:
+    def record_capture(self) -> None:
         """Called in each operation with a routing that exists already. A graph may be replayed when the caller has
         dropped the routing: then only other graphs use its handle, and its group lives as long as the buffer."""
         if self.pool.capturing():

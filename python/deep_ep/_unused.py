@@ -12,13 +12,13 @@ _VARIABLES = ("EP_SUPPRESS_NCCL_CHECK", "EP_REUSE_NCCL_COMM", "EP_DISABLE_GIN", 
               "DISABLE_SM90_FEATURES", "DISABLE_AGGRESSIVE_PTX_INSTRS")
 _PREFIXES = ("EP_JIT_", "NVSHMEM_")
 
-_said: Set[str] = set()
+_printed: Set[str] = set()
 
 
-def _say(rank: int, name: str, value: Any) -> None:
-    if name in _said or os.environ.get("EPX_LOG", "").lower() not in ("info", "debug"):
+def _print_once(rank: int, name: str, value: Any) -> None:
+    if name in _printed or os.environ.get("EPX_LOG", "").lower() not in ("info", "debug"):
         return
-    _said.add(name)
+    _printed.add(name)
     print("epx: rank %d: info: %s=%s: accepted, no effect in EPX" % (rank, name, value), file=sys.stderr, flush=True)
 
 
@@ -27,7 +27,7 @@ def arguments(rank: int, call: str, **given: Any) -> None:
     if rank == 0:
         for name, (value, default) in given.items():
             if value != default:
-                _say(rank, "%s: %s" % (call, name), value)
+                _print_once(rank, "%s: %s" % (call, name), value)
 
 
 def variables(rank: int) -> None:
@@ -35,4 +35,4 @@ def variables(rank: int) -> None:
     if rank == 0:
         for name in sorted(os.environ):
             if name in _VARIABLES or name.startswith(_PREFIXES):
-                _say(rank, name, os.environ[name])
+                _print_once(rank, name, os.environ[name])

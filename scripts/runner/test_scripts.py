@@ -59,12 +59,14 @@ class Words(unittest.TestCase):
 
     def test_old_words_are_found_and_new_ones_named(self):
         for old, new in (("the muster of ranks", "membership"), ("Planted", "inject_bug"), ("memory is lent", "export"),
-                         ("a face of the library", "compat"), ("#define NOTE_NONE 1", "alarm")):
+                         ("a face of the library", "compat"), ("#define NOTE_NONE 1", "alarm"), ("say(fd);", "send"),
+                         ("hear_root()", "recv"), ("send_answer", "reply"), ("struct line *", "conn")):
             status, text = self.check(old + "\n")
             self.assertEqual((status, new in text), (1, True), old)
 
     def test_parts_of_other_words_pass(self):
-        self.assertEqual(self.check("silent plantations surface; Hugging Face; a note_end; a seatbelt\n")[0], 0)
+        text = "silent plantations surface; Hugging Face; a note_end; a seatbelt; they say (and hear) an answer\n"
+        self.assertEqual(self.check(text)[0], 0)
 
 
 class Tidy(unittest.TestCase):

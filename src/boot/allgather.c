@@ -191,7 +191,7 @@ static epx_status wait_for_peers(struct root *root, uint64_t until)
 }
 
 /* To ranks that wait for the result: nothing is on its way to them, so a frame finds room. */
-static void say_here(struct root *root)
+static void send_here(struct root *root)
 {
     const unsigned char *served = root->gather->tree ? root->gather->tree->served : NULL;
 
@@ -220,7 +220,7 @@ static epx_status collect(struct root *root)
             if (root->polls[i].revents)
                 status = recv_rank(root, i);
         if (!status && root->left && deadline_passed(here))
-            say_here(root);
+            send_here(root);
     }
     return status;
 }

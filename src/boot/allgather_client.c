@@ -118,7 +118,7 @@ struct down {
 };
 
 /* Rank 0 may have ended because it has all it needs: then the result is on its way through the relay. */
-static epx_status hear_root(struct down *down)
+static epx_status recv_root_error(struct down *down)
 {
     const uint64_t deadline = deadline_in(RENDEZVOUS_CLOSE_MS);
     struct wire_frame frame;
@@ -142,7 +142,7 @@ static epx_status relay_lost(struct down *down)
     epx_status status = EPX_OK;
 
     if (!late && !down->root_ended && channel_wait(down->root, deadline_in(RENDEZVOUS_CLOSE_MS)) > 0)
-        status = hear_root(down);
+        status = recv_root_error(down);
     if (status)
         return status;
     if (late)
@@ -176,7 +176,7 @@ static epx_status recv_passed(struct down *down, void *data, size_t bytes)
         if (state < 0)
             return relay_lost(down);
         if (polls[1].revents)
-            status = hear_root(down);
+            status = recv_root_error(down);
     }
     return status;
 }

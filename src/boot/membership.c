@@ -157,11 +157,11 @@ static const char *what_for(const struct membership *m)
     return m->purpose == MEMBERSHIP_CREATION ? "creation of the group" : "recovery";
 }
 
-/* What a rank that only hears from the coordinator can say if it hears nothing: not who has stopped. EPX_OK: it has
- * heard. */
+/* What a rank that receives from the coordinator alone can tell if it receives nothing: not who has stopped. EPX_OK:
+ * the coordinator has reported. */
 static epx_status check_silence(const struct membership *m, int number)
 {
-    const uint64_t silent = host_now_ns() - m->heard_ns;
+    const uint64_t silent = host_now_ns() - m->reported_ns;
 
     if (m->coordinator == m->rank || (!number && !m->peers[m->coordinator].arrived))
         return EPX_OK;
@@ -192,9 +192,9 @@ static epx_status too_late(const struct membership *m, int number)
     for (int r = 0; r < m->nranks; r++) {
         const int arrived = number ? m->peers[r].data[number & 1].number == number : m->peers[r].arrived;
         /* Other ranks than the coordinator have only its word of the others, and none before it has come itself. */
-        const int heard =
-            m->coordinator != m->rank && r != m->coordinator && (m->heard[r] || !m->peers[m->coordinator].arrived);
-        there[r] = r == m->rank || m->excluded[r] || arrived || heard;
+        const int reported =
+            m->coordinator != m->rank && r != m->coordinator && (m->reported[r] || !m->peers[m->coordinator].arrived);
+        there[r] = r == m->rank || m->excluded[r] || arrived || reported;
     }
     if (absent_ranks(there, m->nranks, names, sizeof(names)))
         status = fail(EPX_ERR_TIMEOUT, "rank %d: %s did not join the %s within %d ms", m->rank, names, what_for(m),
@@ -344,8 +344,8 @@ static void begin_round(struct membership *m, int purpose, const uint8_t *exclud
     m->excluded[m->rank] = 0;
     memset(m->view, 0, 2 * n);
     memcpy(m->view, m->excluded, n);
-    memset(m->heard, 0, n);
-    m->view_ns = m->heard_ns = host_now_ns();
+    memset(m->reported, 0, n);
+    m->view_ns = m->reported_ns = host_now_ns();
     m->coordinator = lowest_left(m);
     m->purpose = purpose;
     m->timeout_ms = timeout_ms;
@@ -446,7 +446,7 @@ void membership_on_silence(struct membership *m, int ms, void (*fn)(void *arg), 
     m->silence_arg = arg;
 }
 
-static void notice_silence(struct membership *m, uint64_t since)
+static void run_on_silence(struct membership *m, uint64_t since)
 {
     void (*fn)(void *arg) = m->silence;
 
@@ -469,7 +469,7 @@ static epx_status await_data(struct membership *m, size_t bytes)
             status = check_arrivals(m, bytes, &all);
         if (all || status != EPX_OK)
             return status;
-        notice_silence(m, begin);
+        run_on_silence(m, begin);
         if (host_now_ns() >= end_of_wait(m, deadline))
             return too_late(m, m->number);
         backoff(m, end_of_wait(m, deadline), &ns);
@@ -595,9 +595,9 @@ epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *ke
     m->incarnations = calloc(n, sizeof(*m->incarnations));
     m->processes = calloc(n, sizeof(*m->processes));
     m->peers = calloc(n, sizeof(*m->peers));
-    m->excluded = calloc(4 + n, n); /* excluded, view, heard, then those of every peer */
+    m->excluded = calloc(4 + n, n); /* excluded, view, reported, then those of every peer */
     m->view = m->excluded ? m->excluded + n : NULL;
-    m->heard = m->excluded ? m->excluded + 3 * n : NULL;
+    m->reported = m->excluded ? m->excluded + 3 * n : NULL;
     for (size_t r = 0; m->peers && m->excluded && r < n; r++)
         m->peers[r].excluded = m->excluded + (4 + r) * n;
     for (int r = 0; m->peers && r < nranks; r++)

@@ -59,7 +59,7 @@ struct membership_joiner {
     size_t bytes;
 };
 
-enum membership_answer { ANSWER_WELCOME = 1, ANSWER_WAIT, ANSWER_REFUSED };
+enum membership_reply { REPLY_WELCOME = 1, REPLY_WAIT, REPLY_REFUSED };
 
 /* The process that has the place of `rank`: 0 = the one that has created the group. */
 uint64_t membership_incarnation(const struct membership *membership, int rank);
@@ -74,8 +74,8 @@ void membership_listen(struct membership *membership, int grace_ms);
 /* Those that wait, from i = 0 on; 0: there is no such number. */
 int membership_joiner(const struct membership *membership, int i, struct membership_joiner *joiner);
 /* To the joiner of this incarnation, which is forgotten unless it waits on. WAIT and REFUSED: a text. */
-void membership_answer(struct membership *membership, uint64_t incarnation, enum membership_answer answer,
-                       const void *data, size_t bytes);
+void membership_reply(struct membership *membership, uint64_t incarnation, enum membership_reply reply,
+                      const void *data, size_t bytes);
 /* Whether the process that has the place of `rank` has ended: it is known here, or its port is closed, seen within
  * wait_ms. */
 int membership_has_ended(struct membership *membership, int rank, int wait_ms);

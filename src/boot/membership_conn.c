@@ -281,8 +281,8 @@ static void take_view(struct membership *m, struct peer *peer)
     peer->purpose = rx->frame.number;
     memcpy(peer->excluded, rx->payload, (size_t)m->nranks);
     if (rx->frame.rank == m->coordinator) {
-        memcpy(m->heard, rx->payload + m->nranks, (size_t)m->nranks);
-        m->heard_ns = host_now_ns();
+        memcpy(m->reported, rx->payload + m->nranks, (size_t)m->nranks);
+        m->reported_ns = host_now_ns();
     }
     if (peer->excluded[m->rank] && same_purpose(m->purpose, peer->purpose))
         m->left_out_by = rx->frame.rank; /* even if it has finished and closed the connection since */

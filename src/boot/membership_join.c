@@ -28,10 +28,10 @@ enum {
     POLL_MAX_NS = 2000000,
     KNOCK_RETRY_MS = 50,
     REFUSED_ROUNDS = 20, /* so often all doors refuse before the joiner gives up */
-    ANSWER_MS = 300,
+    REPLY_MS = 300,
     WELCOME_MS = 2000,
     REQUEST_MAX = 4096,
-    ANSWER_MAX = 64 << 20
+    REPLY_MAX = 64 << 20
 };
 
 struct join_head {
@@ -52,12 +52,12 @@ int join_frame_is_valid(const struct membership *m, const struct frame *f)
         return 0;
     if (f->kind == FRAME_JOIN)
         return f->bytes >= sizeof(struct join_head) && f->bytes <= sizeof(struct join_head) + REQUEST_MAX;
-    return f->kind == FRAME_ANSWER && f->rank != m->rank && f->bytes <= ANSWER_MAX;
+    return f->kind == FRAME_REPLY && f->rank != m->rank && f->bytes <= REPLY_MAX;
 }
 
 void join_open(struct membership *m)
 {
-    m->answer.conn = -1;
+    m->reply.conn = -1;
     for (int i = 0; i < MAX_JOINERS; i++)
         m->joiners[i].rx.conn = -1;
 }
@@ -72,7 +72,7 @@ static void forget(struct membership *m, struct joiner *joiner)
 
 void join_close(struct membership *m)
 {
-    close_rx(m, &m->answer);
+    close_rx(m, &m->reply);
     for (int i = 0; i < MAX_JOINERS; i++)
         forget(m, &m->joiners[i]);
 }
@@ -124,8 +124,8 @@ void join_take(struct membership *m, struct rx *pending)
         take_joiner(m, pending);
         return;
     }
-    close_rx(m, &m->answer);
-    m->answer = *pending;
+    close_rx(m, &m->reply);
+    m->reply = *pending;
     memset(pending, 0, sizeof(*pending));
     pending->conn = -1;
 }
@@ -175,13 +175,13 @@ int membership_joiner(const struct membership *m, int i, struct membership_joine
 }
 
 /* On a connection of its own. A joiner that does not take it has gone. */
-static int send_answer(struct membership *m, const struct conn_address *to, int answer, const void *data, size_t bytes)
+static int send_reply(struct membership *m, const struct conn_address *to, int reply, const void *data, size_t bytes)
 {
-    const uint64_t ms = answer == ANSWER_WELCOME ? WELCOME_MS : ANSWER_MS, deadline = host_now_ns() + ms * 1000000u;
+    const uint64_t ms = reply == REPLY_WELCOME ? WELCOME_MS : REPLY_MS, deadline = host_now_ns() + ms * 1000000u;
     struct peer peer = {.conn = m->ops->connect(m->port, to), .rx = {.conn = -1}};
     int sent = 0;
 
-    if (peer.conn >= 0 && queue_frame(m, &peer, FRAME_ANSWER, answer, data, bytes) == EPX_OK)
+    if (peer.conn >= 0 && queue_frame(m, &peer, FRAME_REPLY, reply, data, bytes) == EPX_OK)
         while (!flush_tx(m, &peer) && peer.conn >= 0 && !(sent = peer.length == 0) && host_now_ns() < deadline)
             pause_ns(POLL_NS);
     close_tx(m, &peer);
@@ -189,15 +189,15 @@ static int send_answer(struct membership *m, const struct conn_address *to, int 
     return sent;
 }
 
-void membership_answer(struct membership *m, uint64_t incarnation, enum membership_answer answer, const void *data,
-                       size_t bytes)
+void membership_reply(struct membership *m, uint64_t incarnation, enum membership_reply reply, const void *data,
+                      size_t bytes)
 {
     for (int i = 0; i < MAX_JOINERS; i++) {
         struct joiner *joiner = &m->joiners[i];
 
         if (joiner->rx.conn < 0 || joiner->who.incarnation != incarnation)
             continue;
-        if (!send_answer(m, &joiner->who.address, answer, data, bytes) || answer != ANSWER_WAIT)
+        if (!send_reply(m, &joiner->who.address, reply, data, bytes) || reply != REPLY_WAIT)
             forget(m, joiner);
     }
 }
@@ -281,21 +281,21 @@ static int knock_once(struct membership *m, struct knock *k, int *doors)
 }
 
 /* 0: on with it; 1: welcome; -1: refused. */
-static int take_answer(struct membership *m, struct knock *k, void **welcome, size_t *bytes)
+static int take_reply(struct membership *m, struct knock *k, void **welcome, size_t *bytes)
 {
-    struct rx *rx = &m->answer;
+    struct rx *rx = &m->reply;
     char text[sizeof(k->wait) - 32];
     int result = 0;
 
     if (!rx->payload)
         return 0;
     text_clean(text, sizeof(text), rx->payload, (size_t)rx->frame.bytes);
-    if (rx->frame.number == ANSWER_WELCOME) {
+    if (rx->frame.number == REPLY_WELCOME) {
         *welcome = rx->payload;
         *bytes = (size_t)rx->frame.bytes;
         rx->payload = NULL;
         result = 1;
-    } else if (rx->frame.number == ANSWER_REFUSED) {
+    } else if (rx->frame.number == REPLY_REFUSED) {
         fail(EPX_ERR_MISMATCH, "epx_group_join: rank %d refuses this process: %s", rx->frame.rank, text);
         result = -1;
     } else {
@@ -333,13 +333,13 @@ static epx_status wait_for_welcome(struct membership *m, struct knock *k, uint64
     int open = 0, doors = 0;
 
     for (;;) {
-        int answer;
+        int reply;
 
         open = knock_once(m, k, &doors);
         accept_pending(m);
-        answer = take_answer(m, k, welcome, bytes);
-        if (answer)
-            return answer > 0 ? EPX_OK : EPX_ERR_MISMATCH;
+        reply = take_reply(m, k, welcome, bytes);
+        if (reply)
+            return reply > 0 ? EPX_OK : EPX_ERR_MISMATCH;
         if (host_now_ns() >= retry) {
             retry = host_now_ns() + (uint64_t)KNOCK_RETRY_MS * 1000000u;
             k->refused = open ? 0 : k->refused + 1;
@@ -367,7 +367,7 @@ epx_status membership_knock(struct membership *m, const struct conn_address *doo
     if (!frame)
         return fail(EPX_ERR_MEMORY, "no memory for a request of %zu bytes", bytes);
     membership_end(m);
-    close_rx(m, &m->answer); /* every member that was asked may have answered */
+    close_rx(m, &m->reply); /* every member that was asked may have answered */
     for (int r = 0; r < m->nranks; r++)
         m->peers[r].arrived = 0;
     memcpy(frame, &head, sizeof(head));

@@ -15,7 +15,7 @@ enum frame_kind {
     FRAME_COMMIT = 3, /* excluded[nranks]: agreed */
     FRAME_FAIL = 4,   /* struct failure: the round is over */
     FRAME_JOIN = 16,  /* from here on: frames of membership_join.c, which are no part of a round */
-    FRAME_ANSWER = 17
+    FRAME_REPLY = 17
 };
 
 struct failure {
@@ -83,8 +83,8 @@ struct membership {
     struct rx pending[MAX_PENDING]; /* accepted connections whose rank is not known yet */
     uint8_t *excluded;              /* [nranks] */
     uint8_t *view;                  /* as sent last: excluded[nranks], arrived[nranks] */
-    uint8_t *heard;                 /* [nranks]: ranks that have arrived, as the coordinator has said last */
-    uint64_t heard_ns;              /* when */
+    uint8_t *reported;              /* [nranks]: ranks that have arrived, by the coordinator's last report */
+    uint64_t reported_ns;           /* when */
     uint64_t view_ns;               /* when `view` was sent last */
     int purpose, number, agreed;
     int coordinator; /* of the round: the lowest rank that is not excluded; fixed once agreed */
@@ -101,7 +101,7 @@ struct membership {
     uint64_t *incarnations; /* [nranks]: 0 = the process that has created the group */
     int *processes;         /* [nranks]: descriptors of those on this machine (pidfd); -1 = none */
     struct joiner joiners[MAX_JOINERS];
-    struct rx answer; /* to this rank, which asks to join; payload NULL = none yet */
+    struct rx reply; /* to this rank, which asks to join; payload NULL = none yet */
 };
 
 /* ---- Connections: membership_conn.c ---------------------------------------------------------------------------- */

@@ -96,7 +96,7 @@ uint64_t group_waits_word(struct epx_group *group)
     return read_word(group, group->heap.base, offsetof(struct control, waits));
 }
 
-void group_say_waits(struct epx_group *group, int peer)
+void group_publish_waits(struct epx_group *group, int peer)
 {
     struct control *own = group->heap.base;
     const uint64_t word = WAITS_WORD(WAITS_BEAT(group_waits_word(group)) + 1, peer);

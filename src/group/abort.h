@@ -19,7 +19,7 @@ void group_abort(struct epx_group *group, int status, int culprit);
 void group_aborted_by(struct epx_group *group, uint64_t word);
 /* control.waits of this rank: whom its kernels wait for. */
 uint64_t group_waits_word(struct epx_group *group);
-void group_say_waits(struct epx_group *group, int peer);
+void group_publish_waits(struct epx_group *group, int peer);
 /* This rank cannot use its group until it has recovered; nobody else is told. */
 void group_abort_alone(struct epx_group *group, int status);
 /* The own word, for a thread that is about to tell its caller of it. The caller may then reuse memory that the ranks

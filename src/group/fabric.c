@@ -86,15 +86,15 @@ static int joins_hosts(const struct epx_group *group, const struct fabric_offer 
 }
 
 /* Where fabric handles would change something. */
-static void say_unused(const struct epx_group *group, const struct fabric_offer *first, size_t stride, int rank)
+static void warn_unused(const struct epx_group *group, const struct fabric_offer *first, size_t stride, int rank)
 {
-    static int said; /* once in a process: a buffer has several groups */
+    static int printed; /* once in a process: a buffer has several groups */
     char text[sizeof(first->why)];
     int hosts = 0;
 
     for (int r = 1; r < group->nranks; r++)
         hosts |= !same(offer_of(first, stride, r)->host, first->host);
-    if (group->rank || !hosts || __atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+    if (group->rank || !hosts || __atomic_exchange_n(&printed, 1, __ATOMIC_RELAXED))
         return;
     if (rank >= 0)
         log_line(LOG_WARN, "use_fabric: no effect, hosts are reached by the network: rank %d: %s", rank,
@@ -117,7 +117,7 @@ void fabric_choose(struct epx_group *group, const struct fabric_offer *first, si
     }
     group->fabric = asked && without < 0 && joins_hosts(group, first, stride);
     if (asked && !group->fabric)
-        say_unused(group, first, stride, without);
+        warn_unused(group, first, stride, without);
     for (int r = 0; group->fabric && r < group->nranks; r++)
         memcpy(group->identities[r], offer_of(first, stride, r)->fabric, sizeof(first->fabric));
 }

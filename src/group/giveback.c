@@ -28,7 +28,7 @@ struct ledger {
     /* Of a group that has ended: */
     const struct device_ops *ops;
     struct heap heap;
-    int said;            /* its own words */
+    int published;       /* its own words */
     struct ledger *next; /* of those that are kept */
     struct ledger_peer peers[];
 };
@@ -121,13 +121,13 @@ void ledger_doubt(struct ledger *ledger, int doubt)
 }
 
 /* This rank has unmapped the heaps of all. */
-static void say_closed(struct ledger *ledger)
+static void publish_closed(struct ledger *ledger)
 {
     uint64_t *closed = ledger->memory.base;
 
     for (int r = 0; r < ledger->nranks; r++)
         __atomic_store_n(&closed[r], 1, __ATOMIC_RELEASE); /* after the unmapping: pairs with has_closed() */
-    ledger->said = 1;
+    ledger->published = 1;
 }
 
 static void ledger_free(struct ledger *ledger)
@@ -147,7 +147,7 @@ static int has_ended(const struct ledger_peer *peer)
 
 static int has_closed(const struct ledger *ledger, const struct ledger_peer *peer)
 {
-    /* Acquire: pairs with the release in say_closed(). */
+    /* Acquire: pairs with the release in publish_closed(). */
     if (!peer->is_peer || (peer->closed && __atomic_load_n(&peer->closed[ledger->rank], __ATOMIC_ACQUIRE)))
         return 1;
     return has_ended(peer);
@@ -164,7 +164,7 @@ static int find_mapped(const struct ledger *ledger)
 
 static int can_be_freed(const struct ledger *ledger, int all)
 {
-    return ledger->said && (all || (!ledger->doubt && find_mapped(ledger) < 0));
+    return ledger->published && (all || (!ledger->doubt && find_mapped(ledger) < 0));
 }
 
 /* Takes those that can be freed out of the list. Under the lock. */
@@ -176,8 +176,8 @@ static struct ledger *take_freeable(int all, int *left)
     while (*link) {
         struct ledger *ledger = *link;
 
-        if (!ledger->said && ledger->ops->release())
-            say_closed(ledger);
+        if (!ledger->published && ledger->ops->release())
+            publish_closed(ledger);
         if (!can_be_freed(ledger, all)) {
             link = &ledger->next;
             ++*left;
@@ -217,7 +217,7 @@ int giveback_sweep(void)
 /* Ranks of other processes whose words may come soon. */
 static int is_worth_waiting(const struct ledger *ledger)
 {
-    if (ledger->doubt || !ledger->said)
+    if (ledger->doubt || !ledger->published)
         return 0;
     for (int r = 0; r < ledger->nranks; r++) {
         const struct ledger_peer *peer = &ledger->peers[r];
@@ -235,7 +235,7 @@ static void tell_why(const struct ledger *ledger)
 
     if (!ledger->heap.base)
         return;
-    if (ledger->doubt || !ledger->said || r < 0)
+    if (ledger->doubt || !ledger->published || r < 0)
         log_line(LOG_INFO, "%" PRIu64 " bytes of a group that has ended are kept until no group is left: %s",
                  ledger->heap.bytes,
                  ledger->doubt ? "its creation failed" : "ranks of the group are threads of this process");
@@ -254,7 +254,7 @@ void giveback_keep(struct ledger *ledger, const struct device_ops *ops, const st
     ledger->ops = ops;
     ledger->heap = *heap;
     if (ops->release())
-        say_closed(ledger);
+        publish_closed(ledger);
     waits = heap->base && is_worth_waiting(ledger);
     pthread_mutex_lock(&lock);
     nopen--;

@@ -54,12 +54,12 @@ struct choices {
 static void refuse(struct epx_group *group, const struct membership_joiner *joiner, const char *text)
 {
     log_line(LOG_WARN, "a process that asks for the place of rank %d is refused: %s", joiner->rank, text);
-    membership_answer(group->membership, joiner->incarnation, ANSWER_REFUSED, text, strlen(text));
+    membership_reply(group->membership, joiner->incarnation, REPLY_REFUSED, text, strlen(text));
 }
 
 static void let_wait(struct epx_group *group, uint64_t incarnation, const char *text)
 {
-    membership_answer(group->membership, incarnation, ANSWER_WAIT, text, strlen(text));
+    membership_reply(group->membership, incarnation, REPLY_WAIT, text, strlen(text));
 }
 
 /* What does not depend on who is left. */
@@ -240,7 +240,7 @@ static void welcome(struct epx_group *group, const struct join_round *join, cons
         ranks[r].node = group->map.node_of[r];
         ranks[r].out = out[r] && !join->in[r];
     }
-    membership_answer(group->membership, incarnation, ANSWER_WELCOME, head, bytes);
+    membership_reply(group->membership, incarnation, REPLY_WELCOME, head, bytes);
     free(head);
 }
 
@@ -254,8 +254,8 @@ static uint64_t chosen_for(const struct choices *choices, int rank)
 }
 
 /* Those at this rank's door: welcome, or why not. */
-static void answer_all(struct epx_group *group, const struct join_round *join, const uint8_t *out,
-                       const struct choices *admitted)
+static void reply_to_all(struct epx_group *group, const struct join_round *join, const uint8_t *out,
+                         const struct choices *admitted)
 {
     struct membership_joiner joiner, all[CHOICES];
     int count = 0;
@@ -310,7 +310,7 @@ static void admit(struct epx_group *group, struct join_round *join, const uint8_
         log_line(LOG_INFO, "rank %d: another process takes the place of rank %d", group->rank, offer->rank);
     }
     join->admitted = admitted.count;
-    answer_all(group, join, out, &admitted);
+    reply_to_all(group, join, out, &admitted);
 }
 
 epx_status join_roll_call(struct epx_group *group, struct join_round *join, const uint8_t *out)

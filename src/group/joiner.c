@@ -46,7 +46,7 @@ static epx_status find_key(struct epx_group *group, const struct ticket *ticket)
 }
 
 /* Where no launcher says where the others are, this process takes the interface that faces one of them. */
-static void face_the_group(const struct ticket *ticket)
+static void choose_interface(const struct ticket *ticket)
 {
     char host[LAUNCHER_HOST_BYTES];
     struct launcher launcher;
@@ -243,7 +243,7 @@ static epx_status prepare(struct epx_group *group, const struct ticket *ticket, 
     if (status == EPX_OK)
         status = make_request(group, request);
     if (status == EPX_OK) {
-        face_the_group(ticket);
+        choose_interface(ticket);
         status = handshake_begin(group);
     }
     if (status == EPX_OK) {

@@ -63,21 +63,20 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 static void on_alarm(void *context, int rank, uint32_t alarm)
 {
     struct epx_group *group = context;
-    uint64_t *answer =
-        &group->shadow.counters[(size_t)SIG_ABORT * (size_t)group->set.sig_slots * (size_t)group->nranks +
-                                (size_t)rank]; /* slot 0 */
+    uint64_t *reply = &group->shadow.counters[(size_t)SIG_ABORT * (size_t)group->set.sig_slots * (size_t)group->nranks +
+                                              (size_t)rank]; /* slot 0 */
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
         return;
     if (ALARM_CAUSE(alarm) == PHASE_MASKS && ALARM_CULPRIT(alarm) == group->rank) /* as wait_failed() tells its node */
         group_aborted_by(group, abort_of_alarm(rank, alarm) | ABORT_LEFT_OUT);
-    else if (ALARM_CAUSE(alarm) < ALARM_ANSWER)
+    else if (ALARM_CAUSE(alarm) < ALARM_REPLY)
         group_aborted_by(group, abort_of_alarm(rank, alarm));
     else /* pairs with the acquire in ask_waits(); one writer, the thread of this peer */
-        __atomic_store_n(answer, WAITS_WORD(WAITS_BEAT(*answer) + 1, alarm), __ATOMIC_RELEASE);
+        __atomic_store_n(reply, WAITS_WORD(WAITS_BEAT(*reply) + 1, alarm), __ATOMIC_RELEASE);
 }
 
-/* From a proxy thread: `rank` waits for this one in vain. After a failure the answer is that failure. */
+/* From a proxy thread: `rank` waits for this one in vain. After a failure the reply is that failure. */
 static uint32_t on_ask(void *context, int rank)
 {
     struct epx_group *group = context;
@@ -86,7 +85,7 @@ static uint32_t on_ask(void *context, int rank)
     (void)rank;
     if (word && !(word & ABORT_LEFT_OUT))
         return alarm_of_abort(word);
-    return ALARM(WAITS_PEER(waits) & (KERNEL_MAX_RANKS - 1), ALARM_ANSWER + (int)(WAITS_BEAT(waits) % ALARM_BEATS));
+    return ALARM(WAITS_PEER(waits) & (KERNEL_MAX_RANKS - 1), ALARM_REPLY + (int)(WAITS_BEAT(waits) % ALARM_BEATS));
 }
 
 /* Whether a deadline has masked this rank. Where the mask is in GPU memory, what the kernel has told the host: that of
@@ -110,12 +109,12 @@ static int goes_on_without(void *context, int rank)
     return !__atomic_load_n(&group->closing, __ATOMIC_RELAXED) && lost_by_deadline(group, rank) && !abort_word(group);
 }
 
-/* From a proxy thread: as say_waits() in kernel/waiting_for.h, for agents that wait for room in the ring. */
+/* From a proxy thread: as publish_waits() in kernel/waiting_for.h, for agents that wait for room in the ring. */
 static void on_blocked(void *context, int peer)
 {
     struct epx_group *group = context;
 
-    group_say_waits(group, peer);
+    group_publish_waits(group, peer);
 }
 
 /* How the network registers the heap, and what must be done before kernels see arrivals there. */

@@ -53,7 +53,7 @@
  * o AG_SIGNALLED(ag, kind, slot, value)      ... and has been given to those of this node
  * o AG_GONE(ag, g)                   simulation: a rank of the node that has given up, or -1; behind the last read
  * o AG_LOOKED(ag, g, gone, failed)   simulation: this agent has looked whether its operation has failed
- * o AG_HEARD(ag, g, scope, kind, slot, value)   simulation: all active peers of this scope have given this signal
+ * o AG_RECEIVED(ag, g, scope, kind, slot, value)   simulation: all active peers of this scope have given this signal
  * o AG_ENDS(ag, g, word, failed)     simulation: this agent ends, and the caller may reuse the memory
  * o AG_GOES_ON(ag, g, peer)          simulation: this rank goes on without a peer from here on
  * o AG_WRITES(ag, g, to)             simulation: this agent writes into memory of rank `to` of its node
@@ -196,7 +196,7 @@
 #ifndef AG_LOOKED
 #define AG_GONE(ag, g) (-1)
 #define AG_LOOKED(ag, g, gone, failed) ((void)(gone), (void)(failed))
-#define AG_HEARD(ag, g, scope, kind, slot, value) ((void)0)
+#define AG_RECEIVED(ag, g, scope, kind, slot, value) ((void)0)
 #define AG_ENDS(ag, g, word, failed) ((void)(failed))
 #define AG_GOES_ON(ag, g, peer) ((void)0)
 #define AG_WRITES(ag, g, to) ((void)0)

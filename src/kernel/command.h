@@ -17,9 +17,9 @@
  * The second form carries an alarm instead of a counter: kinds of counters are below 32, which leaves bit 23 to tell.
  * An alarm has 18 bits, culprit << 6 | cause, so that an abort is one message, which needs no memory and no order:
  *     cause below ALARM_STATUS   abort: a wait for the culprit expired in the phase `cause`
- *     cause below ALARM_ANSWER   abort: the culprit failed with the status cause - ALARM_STATUS
- *     others                     an answer: the source waits for the rank in the culprit's place, and the beat of
- *                                its word control.waits is cause - ALARM_ANSWER, modulo ALARM_BEATS
+ *     cause below ALARM_REPLY   abort: the culprit failed with the status cause - ALARM_STATUS
+ *     others                     a reply: the source waits for the rank in the culprit's place, and the beat of
+ *                                its word control.waits is cause - ALARM_REPLY, modulo ALARM_BEATS
  * A question, whom the peer waits for, is an ordinary signal of the kind SIG_ABORT. Its proxy answers by an alarm.
  * Aborts and questions do not pass through rings, which may be full, but through words beside them (struct ring_dev).
  *
@@ -104,7 +104,7 @@ EPX_STATIC_ASSERT(SIG_COUNT *COUNTER_SLOTS <= COMMAND_COUNTERS / 2, "every (kind
 enum {
     ALARM_CAUSE_BITS = 6,
     ALARM_STATUS = 35,
-    ALARM_ANSWER = 48,
+    ALARM_REPLY = 48,
     ALARM_BEATS = 16,
     ALARM_LOW_BITS = 11, /* in the place of the counter, its highest bit excepted */
     ALARM_BITS = 18
@@ -114,8 +114,8 @@ enum {
 #define ALARM_CAUSE(alarm) ((int)((alarm) & ((1u << ALARM_CAUSE_BITS) - 1)))
 #define ALARM_NONE ((uint32_t)-1) /* no alarm */
 EPX_STATIC_ASSERT((int)PHASE_COUNT <= (int)ALARM_STATUS, "every phase is a cause");
-EPX_STATIC_ASSERT((int)ALARM_STATUS + (int)KSTATUS_LAST < (int)ALARM_ANSWER, "every status is a cause");
-EPX_STATIC_ASSERT(ALARM_ANSWER + ALARM_BEATS == 1 << ALARM_CAUSE_BITS, "answers are the rest");
+EPX_STATIC_ASSERT((int)ALARM_STATUS + (int)KSTATUS_LAST < (int)ALARM_REPLY, "every status is a cause");
+EPX_STATIC_ASSERT(ALARM_REPLY + ALARM_BEATS == 1 << ALARM_CAUSE_BITS, "replies are the rest");
 
 /* What an abort word says to ranks of other nodes. */
 COMMAND_FN uint32_t alarm_of_abort(uint64_t word)

@@ -373,7 +373,7 @@ KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct l
         ll_block_goals(ag, p, plan, &part, ll_block_row(ag, p, plan, part.t), &goals);
     }
     AG_MARK(ag, MARK_ROWS);
-    if (ll_say_written(ag, p, epoch))
+    if (ll_signal_written(ag, p, epoch))
         ll_block_advance(ag, p, epoch);
     AG_MARK(ag, MARK_LAST);
     return LL_BLOCK_WRITTEN;

@@ -56,7 +56,7 @@ KFN_STEP int lc_unpack(struct agent *ag, const struct ll_combine_params *p, uint
     return 0;
 }
 
-/* Rows that come back through a ring; notes those of each rank. One agent. */
+/* Rows that come back through a ring; counts those of each rank. One agent. */
 KFN uint64_t lc_ring_rows(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int ring)
 {
     const struct group_dev *g = p->g;
@@ -132,7 +132,7 @@ KFN_STEP int lc_wait_stops(struct agent *ag, const struct ll_combine_params *p, 
     if (wait_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, NULL))
         return 1;
     if (ag_index(ag) == 0)
-        ll_note_narrow(ag, g);
+        ll_mark_narrow(ag, g);
     return lc_check_descs(ag, p, epoch);
 }
 

@@ -371,7 +371,7 @@ KFN_STEP void ll_write_part(struct agent *ag, const struct ll_dispatch_params *p
 }
 
 /* All agents have written their rows into the peers' tensors: the last one signals it, and gets true. */
-KFN_STEP int ll_say_written(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN_STEP int ll_signal_written(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
@@ -404,7 +404,7 @@ KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p,
         ll_write_part(ag, p, epoch, &part, scratch);
     }
     AG_MARK(ag, MARK_ROWS);
-    ll_say_written(ag, p, epoch);
+    ll_signal_written(ag, p, epoch);
     AG_MARK(ag, MARK_LAST);
     return 0;
 }

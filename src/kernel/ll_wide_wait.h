@@ -42,7 +42,7 @@ KFN enum ll_waited ll_agree(struct agent *ag, const struct group_dev *g, int op,
 }
 
 /* One agent of a launch that has given blocks away has all signals now. */
-KFN void ll_note_narrow(struct agent *ag, const struct group_dev *g)
+KFN void ll_mark_narrow(struct agent *ag, const struct group_dev *g)
 {
     if (ag_leader(ag))
         ag_store_release_device(&g->state->narrowed, ag_now(ag));
@@ -87,7 +87,7 @@ KFN_STEP enum ll_waited ll_wait(struct agent *ag, const struct group_dev *g, int
         if (wait_each(ag, g, SCOPE_NODE, kind, slot_of(g, epoch), lap_of(g, epoch), phase, wait_ns))
             return LL_WAIT_FAILED;
         if (ag_is_narrow(ag))
-            ll_note_narrow(ag, g);
+            ll_mark_narrow(ag, g);
         return LL_ALL_GO_ON;
     }
     if (glance_peers(ag, g, SCOPE_NODE, kind, slot_of(g, epoch), lap_of(g, epoch), phase))

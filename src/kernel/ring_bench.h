@@ -54,8 +54,8 @@ KFN_STEP void ring_bench_rate(struct agent *ag, const struct ring_bench_params *
  * 0, or when *sent reached the target; nothing is read behind it, so that looking is all there is to it. A look takes
  * its time across a bus, and one that comes too early costs that of another: there is a pause before the first.
  */
-KFN uint64_t ring_bench_answer(struct agent *ag, const struct ring_bench_params *p, const uint64_t *sent,
-                               uint64_t target, uint64_t start)
+KFN uint64_t ring_bench_wait(struct agent *ag, const struct ring_bench_params *p, const uint64_t *sent, uint64_t target,
+                             uint64_t start)
 {
     const uint64_t pushed = p->pause_ns ? ag_now(ag) : 0;
 
@@ -87,7 +87,7 @@ KFN_STEP void ring_bench_trips(struct agent *ag, const struct ring_bench_params 
                 continue;
             if (j == 1) /* looking at the clock takes time too: not in every trip */
                 pushed = ag_now(ag) - start;
-            const uint64_t end = ring_bench_answer(ag, p, sent, ++target, start);
+            const uint64_t end = ring_bench_wait(ag, p, sent, ++target, start);
             times[j] = end ? end - start : 0;
             start = end;
         }

@@ -107,7 +107,7 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
     int failed = 0;
 
     if (!wait_ns && glance_peers(ag, g, scope, kind, slot, value, phase)) {
-        AG_HEARD(ag, g, scope, kind, slot, value);
+        AG_RECEIVED(ag, g, scope, kind, slot, value);
         return 0;
     }
     const int each = has_masks(g) || wait_ns; /* a wait of its own for each rank elsewhere */
@@ -129,7 +129,7 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
     if (!failed && !each && scope_has_rings(g, scope))
         failed = wait_remotes(ag, g, kind, slot, value, phase);
     if (!failed)
-        AG_HEARD(ag, g, scope, kind, slot, value);
+        AG_RECEIVED(ag, g, scope, kind, slot, value);
     return failed;
 }
 

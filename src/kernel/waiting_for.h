@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who keeps a rank from answering? A rank that does not answer may itself be waiting for the rank that is gone.
- * So whoever waits long says for whom, again and again (say_waits()), and whoever's deadline expires follows these
+ * So whoever waits long says for whom, again and again (publish_waits()), and whoever's deadline expires follows these
  * words from rank to rank (find_culprit()): the culprit is the first rank that does not wait, or does not run.
  *
  *   rank 1                       rank 0                       rank 3
@@ -13,7 +13,7 @@
  *
  *   kernel                    own proxy          network           proxy of `rank`
  *   ring.ask = (n, rank) -->  question     ---------------------->  reads control.waits, or the abort word
- *   counters[SIG_ABORT][rank] = (m, answer)  <--------------------  alarm (kernel/command.h)
+ *   counters[SIG_ABORT][rank] = (m, reply)  <---------------------  alarm (kernel/command.h)
  */
 #ifndef EPX_KERNEL_WAITING_FOR_H
 #define EPX_KERNEL_WAITING_FOR_H
@@ -28,7 +28,7 @@ KFN struct control *waiting_control(const struct group_dev *g, int rank)
 }
 
 /* Whoever waits for this rank, and does not get its word in time, finds here why. */
-KFN_STEP void say_waits(struct agent *ag, const struct group_dev *g, int peer)
+KFN_STEP void publish_waits(struct agent *ag, const struct group_dev *g, int peer)
 {
     uint64_t *waits = &waiting_control(g, g->rank)->waits;
 
@@ -90,7 +90,7 @@ KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g
             return WAIT_LEFT;
         if (why != WAIT_TIMEOUT || ag->wait_spent == limit)
             return why;
-        say_waits(ag, g, peer);
+        publish_waits(ag, g, peer);
     }
 }
 
@@ -124,9 +124,9 @@ KFN_STEP uint64_t next_beat(struct agent *ag, const struct group_dev *g, int ran
     for (int i = 0; i < BEAT_SLICES && !has_come(ag, own); i++) {
         const enum wait_result why = wait_aloud(ag, g, waits, next, own.peer, wait_slice(g));
 
-        say_waits(ag, g, own.peer);
+        publish_waits(ag, g, own.peer);
         if (why == WAIT_OK)
-            return ag_load_acquire(waits); /* pairs with the release in say_waits() */
+            return ag_load_acquire(waits); /* pairs with the release in publish_waits() */
         if (why != WAIT_TIMEOUT)
             break;
     }
@@ -134,7 +134,7 @@ KFN_STEP uint64_t next_beat(struct agent *ag, const struct group_dev *g, int ran
 }
 
 /* Where this rank's proxy stores what the proxy of `rank` answers. */
-KFN const uint64_t *answer_word(const struct group_dev *g, int rank)
+KFN const uint64_t *reply_word(const struct group_dev *g, int rank)
 {
     return &g->counters[(size_t)SIG_ABORT * (size_t)g->sig_slots * (size_t)g->nranks + (size_t)rank];
 }
@@ -152,7 +152,7 @@ KFN int is_overwritten(const struct ring_dev *ring, uint64_t word)
     return question_taken(ring, word) && ag_load_acquire(ring->asked) != word;
 }
 
-enum { NO_ANSWER = 0, OWN_PROXY_STUCK = 1 }; /* instead of a word, whose beat is 1 or more */
+enum { NO_REPLY = 0, OWN_PROXY_STUCK = 1 }; /* instead of a word, whose beat is 1 or more */
 
 KFN const struct ring_dev *question_ring(const struct group_dev *g, int rank)
 {
@@ -174,39 +174,38 @@ KFN_STEP uint64_t put_question(struct agent *ag, const struct ring_dev *ring, in
 /* What the proxy of `rank`, of another node, says about its word. */
 KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int rank, struct awaited own)
 {
-    const uint64_t next = WAITS_WORD(WAITS_BEAT(ag_load_acquire(answer_word(g, rank))) + 1, 0);
+    const uint64_t next = WAITS_WORD(WAITS_BEAT(ag_load_acquire(reply_word(g, rank))) + 1, 0);
     uint64_t word = 0;
     int taken = 0;
 
     for (int i = 0; i < ASK_SLICES * ASK_PARTS || (!taken && i < BEAT_SLICES * ASK_PARTS); i++) {
         if (i % ASK_PARTS == 0 || ag_any(ag, is_overwritten(question_ring(g, rank), word)))
             word = put_question(ag, question_ring(g, rank), rank);
-        const enum wait_result why = wait_aloud(ag, g, answer_word(g, rank), next, own.peer, wait_slice(g) / ASK_PARTS);
+        const enum wait_result why = wait_aloud(ag, g, reply_word(g, rank), next, own.peer, wait_slice(g) / ASK_PARTS);
         if (why == WAIT_OK || i % ASK_PARTS == ASK_PARTS - 1)
-            say_waits(ag, g, own.peer);
+            publish_waits(ag, g, own.peer);
         if (why == WAIT_OK)
-            return ag_load_acquire(answer_word(g, rank)); /* pairs with the release in on_alarm() of group/net.c */
+            return ag_load_acquire(reply_word(g, rank)); /* pairs with the release in on_alarm() of group/net.c */
         if (why != WAIT_TIMEOUT || has_come(ag, own))
-            return NO_ANSWER;
+            return NO_REPLY;
         taken |= question_taken(question_ring(g, rank), word);
     }
-    return taken ? NO_ANSWER : OWN_PROXY_STUCK;
+    return taken ? NO_REPLY : OWN_PROXY_STUCK;
 }
 
 /* As next_beat(), for a rank of another node. Its proxy answers although nothing has changed: it is asked again a slice
  * later. */
-KFN_STEP uint64_t next_answer(struct agent *ag, const struct group_dev *g, int rank, uint64_t before,
-                              struct awaited own)
+KFN_STEP uint64_t next_reply(struct agent *ag, const struct group_dev *g, int rank, uint64_t before, struct awaited own)
 {
     for (int i = 0; WAITS_BEAT(before) && i < ASK_SLICES; i++) {
         /* Nobody answers for this rank: a pause, which the abort word ends. */
-        if (wait_aloud(ag, g, answer_word(g, g->rank), 1, own.peer, wait_slice(g)) > WAIT_TIMEOUT || has_come(ag, own))
-            return NO_ANSWER;
+        if (wait_aloud(ag, g, reply_word(g, g->rank), 1, own.peer, wait_slice(g)) > WAIT_TIMEOUT || has_come(ag, own))
+            return NO_REPLY;
         const uint64_t next = ask_waits(ag, g, rank, own);
         if (!WAITS_BEAT(next) || ALARM_CAUSE((uint32_t)next) != ALARM_CAUSE((uint32_t)before))
             return next;
     }
-    return before == OWN_PROXY_STUCK ? OWN_PROXY_STUCK : NO_ANSWER;
+    return before == OWN_PROXY_STUCK ? OWN_PROXY_STUCK : NO_REPLY;
 }
 
 /* Whom `rank` waits for; -1: it does not wait, run or answer. *stuck: this rank cannot ask. Agents of a rank may wait
@@ -219,7 +218,7 @@ KFN_STEP int waits_for(struct agent *ag, const struct group_dev *g, int rank, st
 
     /* ag_any: lanes that did not agree would part for good. */
     for (int i = 0; i < BEAT_TRIES && ag_any(ag, whom < 0 || whom == g->rank); i++) {
-        word = local ? next_beat(ag, g, rank, word, own) : next_answer(ag, g, rank, word, own);
+        word = local ? next_beat(ag, g, rank, word, own) : next_reply(ag, g, rank, word, own);
         if (ag_any(ag, !WAITS_BEAT(word)))
             break;
         whom = local ? WAITS_PEER(word) : ALARM_CULPRIT((uint32_t)word);

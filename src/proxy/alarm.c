@@ -6,7 +6,7 @@
  *   kernel, host                     this thread                                   peers' proxies
  *   ring.alarm = alarm ----------->  the alarm to all peers, or to the relays -->  on_alarm: set the abort word
  *   ring.ask = rank    ----------->  a question to one peer  ------------------->  on_ask
- *   on_alarm: an answer  <-------------------------------------------------------  the alarm that on_ask returned
+ *   on_alarm: a reply  <--------------------------------------------------------  the alarm that on_ask returned
  *
  * A rank that was masked while it was late, and goes on to send, is told so: an alarm with itself as the culprit.
  *
@@ -71,7 +71,7 @@ int alarm_progress(struct proxy_thread *t)
     return take_ask(t) | (alarm ? take_alarm(t, alarm) : 0);
 }
 
-void alarm_answer(struct proxy_thread *t, int rank)
+void alarm_reply(struct proxy_thread *t, int rank)
 {
     const struct proxy_options *o = &t->group->options;
 

@@ -165,7 +165,7 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
     }
     if (is_alarm(o, counter)) {
         stat_add(&t->stats.arrivals, 1);
-        alarm_answer(t, (int)rank);
+        alarm_reply(t, (int)rank);
         return;
     }
     if (proxy_ring_of(t->group, (int)rank, counter) != t->index) {

@@ -249,7 +249,7 @@ void commands_drop(struct proxy_thread *t, const struct peer *peer, uint64_t com
 /* Steps of proxy_progress(): the words beside the ring, if alarm_waits(); a question of a peer; whatever a peer sends
  * without which this rank goes on; a ring that is blocked. The first returns how much there was to do. */
 int alarm_progress(struct proxy_thread *t);
-void alarm_answer(struct proxy_thread *t, int rank);
+void alarm_reply(struct proxy_thread *t, int rank);
 void alarm_left_out(struct proxy_thread *t, int rank);
 void report_blocked(struct proxy_thread *t);
 /* At the end of an iteration after a stop: have all aborts left? */

@@ -238,7 +238,7 @@ static int merge(struct pending *a, const struct pending *b, uint64_t most)
 }
 
 /* Keeps in mind where pending put i begins and ends. */
-static void note_ends(struct peer *peer, uint32_t i, const struct pending *p)
+static void record_ends(struct peer *peer, uint32_t i, const struct pending *p)
 {
     peer->first_unit[i % MERGE_DEPTH] = (uint32_t)(p->source / COMMAND_UNIT);
     peer->end_unit[i % MERGE_DEPTH] = (uint32_t)(p->end / COMMAND_UNIT);
@@ -272,10 +272,10 @@ static void close_gap(struct proxy_thread *t, struct peer *peer, uint32_t at, ui
         if (i == at || (p->source != grown->end && p->end != grown->source) || !merge(grown, p, t->merge_bytes))
             continue;
         *p = peer->queue[--peer->tail & mask];
-        note_ends(peer, i, p);
+        record_ends(peer, i, p);
         break;
     }
-    note_ends(peer, at, grown);
+    record_ends(peer, at, grown);
 }
 
 /* Tries the last few pending puts, the latest first. Most are not contiguous: that is found first. */
@@ -314,7 +314,7 @@ static int enqueue(struct proxy_thread *t, struct peer *peer, const struct pendi
         return 1;
     if (put != next_place(t, peer))
         return 0;
-    note_ends(peer, peer->tail++, put);
+    record_ends(peer, peer->tail++, put);
     if (!peer->listed) {
         peer->listed = 1;
         t->busy[t->nbusy++] = (int)(peer - t->peers);

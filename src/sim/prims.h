@@ -19,7 +19,7 @@
 #undef AG_SIGNALS
 #define AG_SIGNALS(ag, g, kind, slot, value) \
     (sim_rule_signals(kind, slot, value), (ag)->traced ? cpu_trace_signal(ag, (g)->nranks, kind, slot, value) : (void)0)
-#define AG_HEARD(ag, g, scope, kind, slot, value) sim_rule_heard(g, (scope) != SCOPE_NODE, kind, slot, value)
+#define AG_RECEIVED(ag, g, scope, kind, slot, value) sim_rule_received(g, (scope) != SCOPE_NODE, kind, slot, value)
 #define AG_ENDS(ag, g, word, failed) sim_rule_ends(g, word, failed)
 #define AG_GOES_ON(ag, g, peer) sim_rule_goes_on(peer)
 #define AG_WROTE(ag, g, to, row, bytes) sim_rule_landed((g)->rank, to, 0, (uint64_t)((row) - (g)->heap[to]), bytes)

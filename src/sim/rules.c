@@ -224,7 +224,7 @@ const struct control *sim_rule_control(const void *memory)
     return NULL;
 }
 
-static void note_split(const struct group_dev *g)
+static void record_split(const struct group_dev *g)
 {
     if (g->net == g->heap[g->rank] || sim_rule_control(g->net) || nsplits == MOST_SPLIT)
         return;
@@ -234,7 +234,7 @@ static void note_split(const struct group_dev *g)
 
 void sim_rule_ends(const struct group_dev *g, uint64_t word, int failed)
 {
-    note_split(g);
+    record_split(g);
     if (failed && !word)
         breach("an operation of rank %d has failed, and rank %d would recover alone", g->rank, g->rank);
     if (word)
@@ -289,7 +289,7 @@ void sim_rule_signals(int kind, int slot, uint64_t value)
 
 /* Whether process q has given this signal since this process has recovered. If it went on without this rank it does not
  * count: this rank cannot know it at once. */
-static int may_be_heard(int q, int rank, int kind, int slot, uint64_t value)
+static int may_be_received(int q, int rank, int kind, int slot, uint64_t value)
 {
     return !processes[q].without[rank] && processes[q].given[kind][slot].value == value &&
            processes[q].given[kind][slot].time >= processes[sim_rank()].time &&
@@ -301,22 +301,22 @@ static int may_be_heard(int q, int rank, int kind, int slot, uint64_t value)
 static int recovered_together(int rank, int p, int kind, int slot, uint64_t value)
 {
     const int me = sim_rank();
-    int heard = 0;
+    int received = 0;
 
     for (int q = 0; q < MOST_MASKED; q++) {
-        if (q == me || processes[q].rank != p || !may_be_heard(q, rank, kind, slot, value))
+        if (q == me || processes[q].rank != p || !may_be_received(q, rank, kind, slot, value))
             continue;
         if (processes[me].count == JOINED)
             processes[me].count = processes[q].given[kind][slot].count;
         if (repeats ? processes[q].given[kind][slot].agreed == processes[me].agreed
                     : processes[q].given[kind][slot].count == processes[me].count)
             return 1;
-        heard = 1;
+        received = 1;
     }
-    return !heard;
+    return !received;
 }
 
-void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value)
+void sim_rule_received(const struct group_dev *g, int all, int kind, int slot, uint64_t value)
 {
     if (sim_rank() >= MOST_MASKED || g->rank >= MOST_MASKED || slot >= MOST_SLOTS || sim_has_died(sim_rank()))
         return;

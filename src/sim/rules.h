@@ -54,7 +54,7 @@ void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who, uint6
 void sim_rules_repeat(void);
 /* It gives a signal; it has those of all that it counts on, of its node or all. */
 void sim_rule_signals(int kind, int slot, uint64_t value);
-void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value);
+void sim_rule_received(const struct group_dev *g, int all, int kind, int slot, uint64_t value);
 /* A kernel of rank g->rank is about to write into memory of rank `to`, of its node. */
 void sim_rule_writes(const struct group_dev *g, int to);
 /* Bytes of `from` are in the heap of `to` now, or, with `split`, in its memory for the network alone (group/heap.c);

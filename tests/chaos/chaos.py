@@ -250,7 +250,7 @@ class Stranger(threading.Thread):
         self.host, self.ports, self.random, self.stopped, self.tries = host, ports, random.Random(seed), False, 0
         self.why = None
 
-    def say(self):
+    def report(self):
         """What a stranger says: noise, a hello of the bootstrap, a greeting without the key, a frame, nothing."""
         noise = self.random.randbytes
         return self.random.choice([
@@ -279,7 +279,7 @@ class Stranger(threading.Thread):
                     continue
                 time.sleep(0.001)
                 try:
-                    one.send(self.say())
+                    one.send(self.report())
                 except OSError:
                     pass
                 kept.append(one)

@@ -36,8 +36,8 @@ struct table { /* chaos.py has the same, as 64-bit numbers */
     atomic_llong last, go, round[MOST_RANKS];
 };
 
-static void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void say(const char *format, ...)
+static void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void report(const char *format, ...)
 {
     va_list args;
 
@@ -87,13 +87,13 @@ static int rounds(struct fixture *s, int low, struct table *table)
         atomic_store(&table->round[s->rank], i);
         if (!one_round(s, low, &ns)) {
             if (i == 0)
-                say("ready");
+                report("ready");
             continue;
         }
         status = epx_group_error(s->group, &info);
         if (status == EPX_OK)
             return -1; /* EPX called it good */
-        say("fault %d %d %llu %s", (int)status, info.peer, (unsigned long long)(ns / 1000000), info.message);
+        report("fault %d %d %llu %s", (int)status, info.peer, (unsigned long long)(ns / 1000000), info.message);
         return 1;
     }
     return 0;
@@ -126,7 +126,7 @@ static int recover(struct fixture *s, int low, int mask, const struct table *tab
     for (int i = 0; i < AFTER_ROUNDS; i++)
         if (one_round(s, low, &ns))
             return -1;
-    say("recovered %s", names);
+    report("recovered %s", names);
     return 0;
 }
 
@@ -150,14 +150,14 @@ static int be_rank(char **argv)
     if (rc > 0)
         rc = recover(s, low, mask, table);
     if (rc)
-        say("failed %s", s->why);
+        report("failed %s", s->why);
     fixture_close(s);
     /* Ranks stay connected with rank 0, for groups that the process may create later. */
     left = count_descriptors() - before - (rank ? 1 : nranks - 1);
     if (!rc && left > 0)
-        say("failed %d sockets and memory files are left", left);
+        report("failed %d sockets and memory files are left", left);
     else if (!rc)
-        say("ok");
+        report("ok");
     free(s);
     return rc != 0;
 }

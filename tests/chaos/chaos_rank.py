@@ -18,7 +18,7 @@ TOKENS, HIDDEN, TOPK, AFTER_ROUNDS, AFTER, GO_S = 5, 64, 2, 8, 100000, 60
 RANK, NRANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def say(text):
+def report(text):
     print(text, flush=True)
 
 
@@ -96,7 +96,7 @@ class Rank:
             wrong = self.round(AFTER + i)
             if wrong:
                 return wrong
-        say("recovered " + ",".join(str(r) for r in range(NRANKS) if self.active[r]))
+        report("recovered " + ",".join(str(r) for r in range(NRANKS) if self.active[r]))
         return None
 
 
@@ -111,12 +111,12 @@ def run(rank, table):
             error = rank.group.error()
             if error is None:
                 return "no error of the group after %s" % failure
-            say("fault %d %d %d %s" % (error.status, error.peer, (time.monotonic() - began) * 1000, error.message))
+            report("fault %d %d %d %s" % (error.status, error.peer, (time.monotonic() - began) * 1000, error.message))
             return rank.recover(table)
         if wrong:
             return wrong
         if number == 0:
-            say("ready")
+            report("ready")
         number += 1
     return None
 
@@ -129,7 +129,7 @@ def main(path, mode, mask, timeout_ms):
         rank.group.destroy()
     except epx.EpxError as failure:
         wrong = str(failure)
-    say("failed " + wrong if wrong else "ok")
+    report("failed " + wrong if wrong else "ok")
     sys.exit(wrong is not None)
 
 

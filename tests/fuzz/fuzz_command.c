@@ -166,7 +166,7 @@ static uint32_t on_ask(void *context, int from)
 {
     (void)context;
     FUZZ_REQUIRE(from > 1 && from < RANKS);
-    return ALARM(from, ALARM_ANSWER);
+    return ALARM(from, ALARM_REPLY);
 }
 
 static uint64_t now(void *self)

@@ -36,7 +36,7 @@ static int open_pair(struct channel *channel, const uint8_t *with, int server)
 }
 
 /* Says the next `bytes` of the input. */
-static void say(int fd, struct fuzz *f, size_t bytes)
+static void send_bytes(int fd, struct fuzz *f, size_t bytes)
 {
     const size_t n = bytes < f->left ? bytes : f->left;
 
@@ -168,7 +168,7 @@ static void gather_root(struct fuzz *f)
         if (fuzz_below(f, 4))
             converse(f, WIRE_GATHER, GATHER, send_plain, &others[r]);
         else
-            say(others[r], f, fuzz_int(f, 1));
+            send_bytes(others[r], f, fuzz_int(f, 1));
         end_conn(others[r]);
     }
     if (allgather_root(&gather, channels) == EPX_OK)
@@ -191,7 +191,7 @@ static void gather_client(struct fuzz *f)
     if (fuzz_below(f, 4))
         converse(f, WIRE_RESULT, RANKS * GATHER, send_plain, &other);
     else
-        say(other, f, f->left);
+        send_bytes(other, f, f->left);
     end_conn(other);
     (void)allgather_client(&gather, &channel);
     channel_close(&channel);
@@ -210,12 +210,12 @@ static void stranger(struct fuzz *f, int server)
     struct auth auth;
 
     fuzz_fill(f, greeting.nonce, sizeof(greeting.nonce));
-    if (good > 1 && !auth_start(&auth, key, AUTH_RENDEZVOUS, 0)) /* as one may say it again who has heard a rank */
+    if (good > 1 && !auth_start(&auth, key, AUTH_RENDEZVOUS, 0)) /* as one may send it again who has heard a rank */
         greeting = auth.client_greeting;
     if (good)
         (void)!write(other, &greeting, sizeof(greeting));
     while (f->left && channel_handshake(&channel) == 0)
-        say(other, f, 1 + fuzz_int(f, 1));
+        send_bytes(other, f, 1 + fuzz_int(f, 1));
     end_conn(other);
     FUZZ_REQUIRE(channel_handshake_all(&channel, deadline_in(TIMEOUT_MS)) < 0); /* but for 2^-256 */
     channel_close(&channel);
@@ -246,7 +246,7 @@ static void raw_records(struct fuzz *f)
     (void)channel_send_all(&client, &first, 1, deadline_in(0)); /* the proof travels before it */
     FUZZ_REQUIRE(channel_handshake(&server) == 1);
     FUZZ_REQUIRE(!channel_receive_all(&server, got, 1, deadline_in(TIMEOUT_MS)));
-    say(client.fd, f, f->left);
+    send_bytes(client.fd, f, f->left);
     (void)!write(client.fd, rest, sizeof(rest));
     end_conn(client.fd);
     FUZZ_REQUIRE(channel_receive_all(&server, got, sizeof(got), deadline_in(TIMEOUT_MS)) < 0);

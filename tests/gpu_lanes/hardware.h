@@ -494,7 +494,7 @@ KFN uint32_t pack_fp16(float low, float high)
 
 KFN uint32_t fp8_pair(float low, float high)
 {
-    return fnuz_answer(fnuz_cast(fnuz_question(low)), low) | (uint32_t)fnuz_answer(fnuz_cast(fnuz_question(high)), high)
+    return fnuz_result(fnuz_cast(fnuz_question(low)), low) | (uint32_t)fnuz_result(fnuz_cast(fnuz_question(high)), high)
                                                                  << 8;
 }
 #endif

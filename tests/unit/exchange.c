@@ -22,7 +22,7 @@
 #include "tests/lib/slow.h"
 #include "util/clock.h"
 
-enum { LANES = 4, BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT };
+enum { VARIANTS = 4, BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT };
 
 static const char usage_text[] = "usage: exchange [options]   (with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT set)\n"
                                  "  --rounds N       rounds of each mode and layout      (4)\n"
@@ -43,7 +43,7 @@ struct options {
     uint64_t seed;
 };
 
-struct lane { /* one handle */
+struct variant { /* one handle */
     const char *name;
     struct bench_config config;
     struct bench_work work;
@@ -55,8 +55,8 @@ struct rank {
     struct options options;
     epx_group *group;
     epx_group_info info;
-    struct lane lanes[LANES];
-    int nlanes;
+    struct variant variants[VARIANTS];
+    int nvariants;
 };
 
 static struct rank self; /* tensors hang on it until the process ends */
@@ -148,45 +148,45 @@ static int create_group(void)
                : 0;
 }
 
-static void *lane_alloc(void *context, size_t bytes)
+static void *variant_alloc(void *context, size_t bytes)
 {
-    const struct lane *lane = context;
+    const struct variant *variant = context;
     void *ptr = NULL;
 
-    if (!lane->in_epx_alloc)
+    if (!variant->in_epx_alloc)
         return aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
     return epx_alloc(self.group, bytes, &ptr) == EPX_OK ? ptr : NULL;
 }
 
-static int open_lane(const char *name, epx_mode mode, epx_layout layout, int in_epx_alloc)
+static int open_variant(const char *name, epx_mode mode, epx_layout layout, int in_epx_alloc)
 {
     const struct options *o = &self.options;
-    struct lane *lane = &self.lanes[self.nlanes];
+    struct variant *variant = &self.variants[self.nvariants];
     epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
 
     if (!(o->modes & mode))
         return 0;
-    self.nlanes++;
-    lane->name = name;
-    lane->in_epx_alloc = in_epx_alloc;
-    lane->config = (struct bench_config){.mode = mode,
-                                         .layout = layout,
-                                         .ranks = self.info.nranks,
-                                         .tokens = o->tokens,
-                                         .hidden = o->hidden,
-                                         .topk = o->topk,
-                                         .experts = self.info.num_experts,
-                                         .alignment = 1};
+    self.nvariants++;
+    variant->name = name;
+    variant->in_epx_alloc = in_epx_alloc;
+    variant->config = (struct bench_config){.mode = mode,
+                                            .layout = layout,
+                                            .ranks = self.info.nranks,
+                                            .tokens = o->tokens,
+                                            .hidden = o->hidden,
+                                            .topk = o->topk,
+                                            .experts = self.info.num_experts,
+                                            .alignment = 1};
     config.mode = mode;
     config.layout = layout;
     config.topk = o->topk;
-    if (failed("epx_handle_create", epx_handle_create(&lane->handle, self.group, &config)))
+    if (failed("epx_handle_create", epx_handle_create(&variant->handle, self.group, &config)))
         return -1;
-    if (bench_work_open(&lane->work, &lane->config, self.info.rank, lane_alloc, lane)) {
+    if (bench_work_open(&variant->work, &variant->config, self.info.rank, variant_alloc, variant)) {
         fprintf(stderr, "exchange: rank %d: no memory for the tensors of %s\n", self.info.rank, name);
         return -1;
     }
-    lane->work.ranks_per_node = self.info.nnodes > 1 ? self.info.ranks_per_node : 0;
+    variant->work.ranks_per_node = self.info.nnodes > 1 ? self.info.ranks_per_node : 0;
     return 0;
 }
 
@@ -195,19 +195,19 @@ static int run_round(uint64_t round, epx_status *status)
 {
     struct mismatch m;
 
-    for (int i = 0; i < self.nlanes; i++) {
-        struct lane *lane = &self.lanes[i];
+    for (int i = 0; i < self.nvariants; i++) {
+        struct variant *variant = &self.variants[i];
 
-        if (bench_work_seed(&lane->work, workload_hash(self.options.seed, round * LANES + (uint64_t)i))) {
+        if (bench_work_seed(&variant->work, workload_hash(self.options.seed, round * VARIANTS + (uint64_t)i))) {
             fprintf(stderr, "exchange: rank %d: no memory for the oracle\n", self.info.rank);
             return -1;
         }
-        bench_work_poison(&lane->work);
-        *status = bench_work_exchange(&lane->work, self.group, lane->handle);
+        bench_work_poison(&variant->work);
+        *status = bench_work_exchange(&variant->work, self.group, variant->handle);
         if (*status != EPX_OK)
             return 0;
-        if (bench_work_check(&lane->work, &m)) {
-            fprintf(stderr, "exchange: rank %d: %s, round %llu: %s\n", self.info.rank, lane->name,
+        if (bench_work_check(&variant->work, &m)) {
+            fprintf(stderr, "exchange: rank %d: %s, round %llu: %s\n", self.info.rank, variant->name,
                     (unsigned long long)round, m.text);
             return -1;
         }
@@ -308,10 +308,10 @@ static int run_cases(void)
 
 static int run_all(void)
 {
-    if (create_group() || open_lane("ll expert-major", EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 0) ||
-        open_lane("ht flat", EPX_HIGH_THROUGHPUT, EPX_FLAT, 0) ||
-        open_lane("ll rank-major", EPX_LOW_LATENCY, EPX_RANK_MAJOR, 1) ||
-        open_lane("ht expert-major", EPX_HIGH_THROUGHPUT, EPX_EXPERT_MAJOR, 1))
+    if (create_group() || open_variant("ll expert-major", EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 0) ||
+        open_variant("ht flat", EPX_HIGH_THROUGHPUT, EPX_FLAT, 0) ||
+        open_variant("ll rank-major", EPX_LOW_LATENCY, EPX_RANK_MAJOR, 1) ||
+        open_variant("ht expert-major", EPX_HIGH_THROUGHPUT, EPX_EXPERT_MAJOR, 1))
         return -1;
     if (self.info.rank == 0) {
         printf("exchange: %d ranks on %d nodes over %s\n", self.info.nranks, self.info.nnodes,
@@ -330,8 +330,8 @@ int main(int argc, char **argv)
     if (parse_options(argc, argv, &self.options))
         return 2;
     rc = run_all();
-    for (int i = 0; i < self.nlanes; i++)
-        bench_work_close(&self.lanes[i].work);
+    for (int i = 0; i < self.nvariants; i++)
+        bench_work_close(&self.variants[i].work);
     if (self.group && failed("epx_group_destroy", epx_group_destroy(self.group)))
         rc = -1;
     printf("exchange: rank %d %s\n", self.info.rank, rc ? "FAILED" : "ok");

@@ -366,7 +366,7 @@ static int challenge(int port, const struct auth_greeting *greeting, struct auth
     return fd;
 }
 
-static void say(int fd, const void *data, size_t bytes)
+static void send_bytes(int fd, const void *data, size_t bytes)
 {
     (void)!send(fd, data, bytes, MSG_NOSIGNAL);
 }
@@ -379,15 +379,15 @@ static void strangers_with_words(int port)
     struct auth_reply reply;
     int fd = connect_to(port);
 
-    say(fd, web, sizeof(web));
+    send_bytes(fd, web, sizeof(web));
     expect_closed(fd);
     fd = connect_to(port);
-    say(fd, &hello, sizeof(hello)); /* a rank's, and not a word of the secret */
-    say(fd, &hello, sizeof(hello));
+    send_bytes(fd, &hello, sizeof(hello)); /* a rank's, and not a word of the secret */
+    send_bytes(fd, &hello, sizeof(hello));
     expect_closed(fd);
     fd = challenge(port, &greeting, &reply);
-    say(fd, reply.proof, sizeof(reply.proof)); /* the relay's own proof */
-    say(fd, &hello, sizeof(hello));
+    send_bytes(fd, reply.proof, sizeof(reply.proof)); /* the relay's own proof */
+    send_bytes(fd, &hello, sizeof(hello));
     expect_closed(fd);
 }
 
@@ -402,11 +402,11 @@ static void a_replay(int port, const uint8_t *key)
     assert_int_equal(auth_start(&auth, key, AUTH_TREE, 0), 0);
     fd = challenge(port, &auth.client_greeting, &reply);
     assert_int_equal(auth_take_reply(&auth, &reply, &proof), AUTH_OK);
-    say(fd, &proof, sizeof(proof));
+    send_bytes(fd, &proof, sizeof(proof));
     close(fd);
     fd = challenge(port, &auth.client_greeting, &again);
     assert_memory_not_equal(&again, &reply, sizeof(reply));
-    say(fd, &proof, sizeof(proof));
+    send_bytes(fd, &proof, sizeof(proof));
     expect_closed(fd);
 }
 

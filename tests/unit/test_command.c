@@ -116,7 +116,7 @@ static void immediates_hold_rank_counter_and_count(void **state)
             }
 }
 
-static void notes_hold_culprit_and_cause_and_are_told_from_counters(void **state)
+static void alarms_hold_culprit_and_cause_and_are_told_from_counters(void **state)
 {
     static const int culprits[] = {0, 1, 31, 32, 2048, IMMEDIATE_MAX_RANKS - 1};
     uint32_t kind;
@@ -150,7 +150,7 @@ static void an_abort_word_survives_its_alarm(void **state)
         assert_int_equal(ABORT_STATUS(word), status);
         assert_int_equal(ABORT_CULPRIT(word), 3);
         assert_int_equal(ABORT_RANK(word), 7);
-        assert_true(ALARM_CAUSE(alarm_of_abort(word)) < ALARM_ANSWER);
+        assert_true(ALARM_CAUSE(alarm_of_abort(word)) < ALARM_REPLY);
     }
 }
 
@@ -170,6 +170,6 @@ static void parity_changes_with_every_lap_and_across_the_wrap(void **state)
 UNIT_MAIN(cmocka_unit_test(fields_hold_their_largest_values_in_every_combination),
           cmocka_unit_test(every_single_bit_of_a_field_survives), cmocka_unit_test(fields_do_not_overlap),
           cmocka_unit_test(counters_are_kind_and_slot), cmocka_unit_test(immediates_hold_rank_counter_and_count),
-          cmocka_unit_test(notes_hold_culprit_and_cause_and_are_told_from_counters),
+          cmocka_unit_test(alarms_hold_culprit_and_cause_and_are_told_from_counters),
           cmocka_unit_test(an_abort_word_survives_its_alarm),
           cmocka_unit_test(parity_changes_with_every_lap_and_across_the_wrap))

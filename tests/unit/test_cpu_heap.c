@@ -35,7 +35,7 @@ static const struct heap_export *make_heap_wrong_inode(void)
     return &wrong;
 }
 
-static int peer_reads_and_answers(const struct heap_export *export)
+static int peer_reads_and_replies(const struct heap_export *export)
 {
     void *base;
 
@@ -51,7 +51,7 @@ static int peer_reads_and_answers(const struct heap_export *export)
 static void heap_is_shared_between_processes(void **state)
 {
     (void)state;
-    assert_int_equal(with_peer(peer_reads_and_answers, make_heap), 0);
+    assert_int_equal(with_peer(peer_reads_and_replies, make_heap), 0);
     assert_string_equal((char *)heap.base + 50000, "from the child");
     ops->heap_destroy(dev, &heap);
 }

@@ -95,7 +95,7 @@ static void test_one_rank_gets_more(void **state)
     run((struct plan){RANKS - 1, -1, RANKS});
 }
 
-static void test_one_rank_does_not_say(void **state)
+static void test_one_rank_expects_nothing(void **state)
 {
     (void)state;
     run((struct plan){-1, 1, 1});
@@ -134,7 +134,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_expected),
         cmocka_unit_test(test_one_rank_gets_more),
-        cmocka_unit_test(test_one_rank_does_not_say),
+        cmocka_unit_test(test_one_rank_expects_nothing),
         cmocka_unit_test(test_misuse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,7 +12,7 @@
 
 static uint8_t by_fnuz(float x)
 {
-    return fnuz_answer(fnuz_cast(fnuz_question(x)), x);
+    return fnuz_result(fnuz_cast(fnuz_question(x)), x);
 }
 
 static void expect_same(float x)

@@ -233,20 +233,20 @@ static struct {
     int times, rank;
     uint32_t alarm;
     const void *context;
-} alarm_heard;
+} alarm_received;
 
 static void on_alarm(void *context, int rank, uint32_t alarm)
 {
-    alarm_heard.times++;
-    alarm_heard.rank = rank;
-    alarm_heard.alarm = alarm;
-    alarm_heard.context = context;
+    alarm_received.times++;
+    alarm_received.rank = rank;
+    alarm_received.alarm = alarm;
+    alarm_received.context = context;
 }
 
 static uint32_t on_ask(void *context, int rank)
 {
     (void)context;
-    return ALARM(rank - 1, ALARM_ANSWER + 5);
+    return ALARM(rank - 1, ALARM_REPLY + 5);
 }
 
 /* As put_abort() of kernel/put.h. */
@@ -258,7 +258,7 @@ static void sound(struct proxy_fixture *s, int from, uint64_t alarm)
 
 static void open_with_alarms(struct proxy_fixture *s, int threads)
 {
-    memset(&alarm_heard, 0, sizeof(alarm_heard));
+    memset(&alarm_received, 0, sizeof(alarm_received));
     s->options.alarm_kind = KINDS;
     s->options.on_alarm = on_alarm;
     s->options.on_ask = on_ask;
@@ -274,7 +274,7 @@ static int peers_of(int rank)
     return n;
 }
 
-static void an_alarm_carries_a_note_to_all_and_counts_nothing(void **state)
+static void an_alarm_reaches_all_and_counts_nothing(void **state)
 {
     struct proxy_fixture *s = *state;
     int i, r;
@@ -282,9 +282,9 @@ static void an_alarm_carries_a_note_to_all_and_counts_nothing(void **state)
     open_with_alarms(s, 1);
     sound(s, 2, ALARM_SET | ALARM_ALL | ALARM(3, 47)); /* of an abort, the last cause */
     steps(s, 50);
-    assert_int_equal(alarm_heard.times, peers_of(2));
-    assert_int_equal(alarm_heard.rank, 2);
-    assert_int_equal(alarm_heard.alarm, ALARM(3, 47));
+    assert_int_equal(alarm_received.times, peers_of(2));
+    assert_int_equal(alarm_received.rank, 2);
+    assert_int_equal(alarm_received.alarm, ALARM(3, 47));
     for (r = 0; r < RANKS; r++) {
         assert_int_equal(s->ranks[2].sent[r], 0); /* no kernel has pushed it */
         for (i = 0; i < KINDS * SLOTS * RANKS; i++)
@@ -306,19 +306,19 @@ static void an_alarm_that_is_passed_on_goes_to_the_relays(void **state)
     open_with_alarms(s, 2);
     sound(s, 2, ALARM_SET | ALARM(0, 1));
     steps(s, 50);
-    assert_int_equal(alarm_heard.times, 1);
-    assert_ptr_equal(alarm_heard.context, &s->ranks[4]);
+    assert_int_equal(alarm_received.times, 1);
+    assert_ptr_equal(alarm_received.context, &s->ranks[4]);
     expect_nothing_wrong(s);
 }
 
-static void a_note_about_no_rank_is_refused(void **state)
+static void an_alarm_about_no_rank_is_refused(void **state)
 {
     struct proxy_fixture *s = *state;
 
     open_with_alarms(s, 1);
     sound(s, 2, ALARM_SET | ALARM_ALL | ALARM(RANKS, 0));
     steps(s, 50);
-    assert_int_equal(alarm_heard.times, 0);
+    assert_int_equal(alarm_received.times, 0);
     assert_int_equal(stats_of(s, 4).refused, 1);
 }
 
@@ -329,15 +329,15 @@ static void a_question_is_answered_by_the_proxy(void **state)
     open_with_alarms(s, 1);
     *proxy_ring(s->ranks[2].proxies, 0)->ask = WAITS_WORD(1, 4);
     steps(s, 50);
-    assert_int_equal(alarm_heard.times, 1);
-    assert_int_equal(alarm_heard.rank, 4);
-    assert_int_equal(alarm_heard.alarm, ALARM(1, ALARM_ANSWER + 5));
-    assert_ptr_equal(alarm_heard.context, &s->ranks[2]);
+    assert_int_equal(alarm_received.times, 1);
+    assert_int_equal(alarm_received.rank, 4);
+    assert_int_equal(alarm_received.alarm, ALARM(1, ALARM_REPLY + 5));
+    assert_ptr_equal(alarm_received.context, &s->ranks[2]);
     assert_int_equal(s->ranks[2].sent[4], 0);
     assert_int_equal(s->ranks[4].sent[2], 0);
     *proxy_ring(s->ranks[2].proxies, 0)->ask = WAITS_WORD(2, RANKS); /* nobody */
     steps(s, 50);
-    assert_int_equal(alarm_heard.times, 1);
+    assert_int_equal(alarm_received.times, 1);
     expect_nothing_wrong(s);
 }
 
@@ -349,8 +349,8 @@ static void a_host_s_alarm_reaches_every_peer_once(void **state)
     proxy_alarm(s->ranks[2].proxies, ALARM(1, 3), 1);
     proxy_alarm(s->ranks[2].proxies, ALARM(0, 4), 1); /* the first one counts */
     steps(s, 50);
-    assert_int_equal(alarm_heard.times, peers_of(2));
-    assert_int_equal(alarm_heard.alarm, ALARM(1, 3));
+    assert_int_equal(alarm_received.times, peers_of(2));
+    assert_int_equal(alarm_received.alarm, ALARM(1, 3));
     expect_nothing_wrong(s);
 }
 
@@ -370,9 +370,9 @@ int main(void)
         TEST(a_put_grows_to_the_set_size_at_most),
         TEST(signals_ride_on_what_is_there),
         TEST(what_waits_goes_on_merging),
-        TEST(an_alarm_carries_a_note_to_all_and_counts_nothing),
+        TEST(an_alarm_reaches_all_and_counts_nothing),
         TEST(an_alarm_that_is_passed_on_goes_to_the_relays),
-        TEST(a_note_about_no_rank_is_refused),
+        TEST(an_alarm_about_no_rank_is_refused),
         TEST(a_question_is_answered_by_the_proxy),
         TEST(a_host_s_alarm_reaches_every_peer_once),
     };

@@ -180,7 +180,7 @@ static int files_end(void **state)
 
 /* ---- Rounds ----------------------------------------------------------------------------------------------------- */
 
-static int say(struct fixture *s, const char *what, long long number)
+static int complain(struct fixture *s, const char *what, long long number)
 {
     snprintf(s->why, sizeof(s->why), "%s (%lld; last error: %s)", what, number, epx_last_error());
     return -1;
@@ -209,7 +209,7 @@ static int round_until_in_place(struct fixture *s, void *rows)
     for (int i = 0; i < 3; i++)
         if (round_at(s, rows, &copied))
             return -1;
-    return copied ? say(s, "the third round still copies its rows", (long long)copied) : 0;
+    return copied ? complain(s, "the third round still copies its rows", (long long)copied) : 0;
 }
 
 /* The same for low latency; `staged`: by a send half and epx_complete. */
@@ -245,12 +245,12 @@ static int ll_share(struct fixture *s)
         if (!rows || ll_round_at(s, rows, staged, &copied))
             return -1;
         if (!copied && s->ll_recv.total)
-            return say(s, "the first low-latency round must copy its rows; staged", staged);
+            return complain(s, "the first low-latency round must copy its rows; staged", staged);
         for (int i = 0; i < 3; i++)
             if (ll_round_at(s, rows, staged, &copied))
                 return -1;
         if (copied)
-            return say(s, "low latency still copies rows of a region that all have imported", (long long)copied);
+            return complain(s, "low latency still copies rows of a region that all have imported", (long long)copied);
     }
     return 0;
 }
@@ -266,7 +266,7 @@ static int ll_share_captured(struct fixture *s)
     pretend_capture = 1;
     rc = !rows || !more || ll_round_at(s, rows, 0, &copied);
     if (!rc && copied)
-        rc = say(s, "a captured call copies its rows", (long long)copied);
+        rc = complain(s, "a captured call copies its rows", (long long)copied);
     for (int i = 0; i < 2 && !rc && s->rank == 0; i++) { /* waits for a second that soon passes, then not at all */
         fast_clock = i == 0;
         rc = epx_register(s->group, more, SLOT, NULL, &in_place) != EPX_OK || in_place;
@@ -300,7 +300,7 @@ static int share_ordinary(struct fixture *s)
     if (round_at(s, NULL, &copied))
         return -1;
     if (!copied && s->ht_recv.total)
-        return say(s, "the first round must copy its rows", 0);
+        return complain(s, "the first round must copy its rows", 0);
     if (round_until_in_place(s, NULL))
         return -1;
     for (int i = 0; i < 4; i++) {
@@ -309,7 +309,7 @@ static int share_ordinary(struct fixture *s)
 
         free(other);
         if (rc || copied)
-            return rc ? -1 : say(s, "memory of the process is one region, and was copied", (long long)copied);
+            return rc ? -1 : complain(s, "memory of the process is one region, and was copied", (long long)copied);
     }
     return 0;
 }
@@ -342,7 +342,7 @@ static int share_copied(struct fixture *s)
         if (round_at(s, NULL, &copied))
             return -1;
         if (!copied && s->ht_recv.total)
-            return say(s, "nothing may be shared, and the rows were not copied; round", i);
+            return complain(s, "nothing may be shared, and the rows were not copied; round", i);
     }
     return 0;
 }
@@ -370,7 +370,7 @@ static int share_freed(struct fixture *s)
         if (!rows || round_at(s, rows, &copied))
             return -1;
         if (!copied && s->ht_recv.total)
-            return say(s, "a new region was taken for the one that was freed; round", i);
+            return complain(s, "a new region was taken for the one that was freed; round", i);
         if (i % 2 == 0 && round_until_in_place(s, rows))
             return -1;
     }
@@ -383,7 +383,7 @@ static int share_freed(struct fixture *s)
         return -1;
     const int open =
         __atomic_load_n(&world.opened, __ATOMIC_RELAXED) - __atomic_load_n(&world.closed, __ATOMIC_RELAXED);
-    return fixture_meet(s) || (open ? say(s, "mappings of memory that was freed", open) : 0);
+    return fixture_meet(s) || (open ? complain(s, "mappings of memory that was freed", open) : 0);
 }
 
 static void freed_memory_is_not_read_and_not_kept(void **state)
@@ -424,7 +424,7 @@ static int share_late(struct fixture *s)
     s->ht_rows.data = usual;
     if (!rc && s->rank == 0 &&
         after.bytes_local - before.bytes_local < 2 * (uint64_t)s->ht_recv.total * FIXTURE_HIDDEN * 2)
-        rc = say(s, "rows were published in memory that nobody has mapped", 0);
+        rc = complain(s, "rows were published in memory that nobody has mapped", 0);
     return rc;
 }
 
@@ -443,20 +443,20 @@ static int share_plenty(struct fixture *s)
 
     for (int i = 0; i < PLENTY; i++)
         if (!(rows[i] = region_make(first + i)))
-            return say(s, "no region", i);
+            return complain(s, "no region", i);
     for (int i = 0; i < 3 * PLENTY; i++) { /* in turn: each is used too often to be evicted */
         if (round_at(s, rows[i % PLENTY], &copied))
             return -1;
         in_place += i >= 2 * PLENTY && !copied;
     }
     if (s->ht_recv.total && in_place != REGION_SLOTS)
-        return say(s, "expected as many exported regions as there are slots, got", in_place);
+        return complain(s, "expected as many exported regions as there are slots, got", in_place);
     /* The last one alone: the others become old, and one is evicted. */
     for (int i = 0; i < 5 * REGION_SLOTS; i++)
         if (round_at(s, rows[PLENTY - 1], &copied))
             return -1;
     if (copied)
-        return say(s, "no region was evicted", (long long)copied);
+        return complain(s, "no region was evicted", (long long)copied);
     /* Regions that are still exported work as before. */
     for (int i = 0; i < PLENTY; i++)
         if (round_at(s, rows[i], &copied))
@@ -481,7 +481,7 @@ static int share_refused(struct fixture *s)
         if (!rows || round_at(s, rows, &copied))
             return -1;
         if (!copied && s->ht_recv.total)
-            return say(s, "rows that cannot be exported were not copied; round", i);
+            return complain(s, "rows that cannot be exported were not copied; round", i);
     }
     return 0;
 }
@@ -510,7 +510,7 @@ static int share_narrow(struct fixture *s)
     s->ht_out.topk_weights = s->ht_out.topk_idx = NULL;
     if (!rows || epx_alloc(s->group, bytes, &heap) != EPX_OK ||
         epx_register(s->group, heap, bytes, NULL, &in_place) != EPX_OK || !in_place)
-        return say(s, "memory of epx_alloc is always read in place", in_place);
+        return complain(s, "memory of epx_alloc is always read in place", in_place);
     for (int i = 0; i < 4 && !rc; i++) {
         s->ht_rows.data = heap;
         rc = fixture_ht_dispatch(s) || fixture_meet(s);
@@ -526,7 +526,7 @@ static int share_narrow(struct fixture *s)
         rc = rc || fixture_ht_combine(s);
     }
     s->ht_rows.data = usual;
-    return rc || (in_place ? 0 : say(s, "never read in place", 0));
+    return rc || (in_place ? 0 : complain(s, "never read in place", 0));
 }
 
 static void the_receive_buffer_does_not_bound_registered_rows(void **state)
@@ -554,7 +554,7 @@ static int share_members(struct fixture *s)
         mask[r] = r < RANKS - 1;
     if (epx_mask_update(s->group, mask, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK ||
         fixture_meet(s) || epx_group_error_clear(s->group) != EPX_OK)
-        return say(s, "going on without a rank", 0);
+        return complain(s, "going on without a rank", 0);
     fixture_set_active(s, RANKS - 1, 0);
     fresh = region_make(s->rank * PLENTY + 1);
     return round_until_in_place(s, rows) || !fresh || round_until_in_place(s, fresh) || fixture_meet(s);

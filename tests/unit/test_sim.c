@@ -19,7 +19,7 @@ static const struct sim_options plain = {.seed = 1, .nranks = 2, .point_every = 
 static char order[64];
 static int norder;
 
-static void say(void *letter)
+static void append(void *letter)
 {
     for (int i = 0; i < 8; i++) {
         order[norder++] = *(const char *)letter;
@@ -27,7 +27,7 @@ static void say(void *letter)
     }
 }
 
-/* Two tasks that each say their letter eight times. */
+/* Two tasks that each append their letter eight times. */
 static void two_speakers(uint64_t seed)
 {
     struct sim_options options = plain;
@@ -35,7 +35,7 @@ static void two_speakers(uint64_t seed)
 
     options.seed = seed;
     norder = 0;
-    unit_sim_tasks(&options, say, &a, say, &b);
+    unit_sim_tasks(&options, append, &a, append, &b);
     order[norder] = 0;
     assert_int_equal(norder, 16);
 }

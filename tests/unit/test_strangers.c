@@ -131,7 +131,7 @@ static struct wire_hello make_hello(const struct world *world, int kind)
 }
 
 /* Says hello at once, as before there was a secret, or behind a greeting and a proof that is none. */
-static int say_hello(const struct world *world, int kind, int after_greeting)
+static int send_hello(const struct world *world, int kind, int after_greeting)
 {
     const struct auth_greeting greeting = {.magic = AUTH_MAGIC, .version = AUTH_VERSION, .purpose = AUTH_RENDEZVOUS};
     const struct auth_proof proof = {{1, 2, 3}};
@@ -157,7 +157,7 @@ static void hellos_without_the_secret_do_no_harm(void **state)
     (void)state;
     world_start_unnamed(&world);
     for (int i = 0; i < 8; i++)
-        fds[i] = say_hello(&world, i / 2, i % 2);
+        fds[i] = send_hello(&world, i / 2, i % 2);
     world_wait(&world);
     succeeded_beside(&world, fds, 8);
 }
@@ -203,7 +203,7 @@ static void idle_connections_do_not_delay_a_start(void **state)
 }
 
 /* One who connects behind hundreds that say nothing. */
-static void last_is_heard(struct lobby *lobby, int listener, int port, const uint8_t *key)
+static void last_is_accepted(struct lobby *lobby, int listener, int port, const uint8_t *key)
 {
     struct channel mine, theirs = CHANNEL_CLOSED;
 
@@ -254,7 +254,7 @@ static void a_lobby_waits_for_nobody_without_the_key(void **state)
 }
 
 /* A lobby keeps few, and of these those who speak. */
-static void a_lobby_hears_who_speaks(void **state)
+static void a_lobby_accepts_who_sends(void **state)
 {
     static const uint8_t key[CRYPTO_KEY] = {9};
     static int silent[MANY];
@@ -287,7 +287,7 @@ static void a_lobby_hears_who_speaks(void **state)
     assert_int_equal(theirs.state, CHANNEL_OPEN);
     channel_close(&theirs);
     channel_close(&mine);
-    last_is_heard(lobby, listener, port, key);
+    last_is_accepted(lobby, listener, port, key);
     lobby_close(lobby);
     for (int i = 0; i < MANY; i++)
         close(silent[i]);
@@ -403,18 +403,18 @@ static struct {
     pthread_mutex_t lock;
     size_t used;
     char bytes[1 << 20];
-} heard = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} captured = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static int gather_overheard(void *context, const void *send, void *recv, size_t bytes)
 {
     const epx_bootstrap *real = context;
 
-    pthread_mutex_lock(&heard.lock);
-    if (heard.used + bytes <= sizeof(heard.bytes)) {
-        memcpy(heard.bytes + heard.used, send, bytes);
-        heard.used += bytes;
+    pthread_mutex_lock(&captured.lock);
+    if (captured.used + bytes <= sizeof(captured.bytes)) {
+        memcpy(captured.bytes + captured.used, send, bytes);
+        captured.used += bytes;
     }
-    pthread_mutex_unlock(&heard.lock);
+    pthread_mutex_unlock(&captured.lock);
     return real->allgather(real->context, send, recv, bytes);
 }
 
@@ -432,18 +432,18 @@ static int create_overheard(int rank, int n, epx_bootstrap *boot, void *arg)
 }
 
 /* Addresses of endpoints go with the keys of memory, in one structure, whose magic number cannot be overheard. */
-static int hears_addresses(const char *secret)
+static int sends_addresses(const char *secret)
 {
     static const char magic[] = {0x45, 0x58, 0x46, 0x4f, 0}; /* OFI_MAGIC in memory, either byte order */
     static const char turned[] = {0x4f, 0x46, 0x58, 0x45, 0};
 
     if (secret)
         setenv("EPX_SECRET", secret, 1);
-    heard.used = 0;
+    captured.used = 0;
     assert_int_equal(run_ranks(2, create_overheard, NULL), 0);
     unsetenv("EPX_SECRET");
-    assert_true(heard.used > 0);
-    return memmem(heard.bytes, heard.used, magic, 4) || memmem(heard.bytes, heard.used, turned, 4);
+    assert_true(captured.used > 0);
+    return memmem(captured.bytes, captured.used, magic, 4) || memmem(captured.bytes, captured.used, turned, 4);
 }
 
 static void addresses_are_sealed_for_a_callers_all_gather(void **state)
@@ -455,9 +455,9 @@ static void addresses_are_sealed_for_a_callers_all_gather(void **state)
         print_message("no network to test with: %s\n", text);
         skip();
     }
-    assert_false(hears_addresses("a secret that all ranks know"));
-    assert_false(hears_addresses(NULL));
-    assert_true(hears_addresses("none")); /* the test would hear them */
+    assert_false(sends_addresses("a secret that all ranks know"));
+    assert_false(sends_addresses(NULL));
+    assert_true(sends_addresses("none")); /* the test would hear them */
 }
 
 int main(void)
@@ -469,7 +469,7 @@ int main(void)
         cmocka_unit_test(hellos_without_the_secret_do_no_harm),
         cmocka_unit_test(ranks_with_another_secret_are_named),
         cmocka_unit_test(idle_connections_do_not_delay_a_start),
-        cmocka_unit_test(a_lobby_hears_who_speaks),
+        cmocka_unit_test(a_lobby_accepts_who_sends),
         cmocka_unit_test(a_lobby_waits_for_nobody_without_the_key),
         cmocka_unit_test(secrets_are_read_only_where_nobody_else_can),
         cmocka_unit_test(secrets_that_differ_are_named),

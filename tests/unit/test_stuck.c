@@ -40,7 +40,7 @@ static int blocks_ms(const struct scenario *scenario)
     return scenario->ms < 0 ? scenario->ms : slow_ms(scenario->ms);
 }
 
-static int say(struct fixture *s, const char *what)
+static int complain(struct fixture *s, const char *what)
 {
     snprintf(s->why, sizeof(s->why), "%s (last error: %s)", what, epx_last_error());
     return -1;
@@ -105,9 +105,9 @@ static int end_says_why(struct fixture *s, const struct scenario *scenario, epx_
 {
     if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()) ||
         !strstr(epx_last_error(), state_of(scenario->call)))
-        return say(s, "epx_group_destroy");
+        return complain(s, "epx_group_destroy");
     if (ms_since(start) > slow_ms(END_MS) + slack_ms())
-        return say(s, "epx_group_destroy took too long");
+        return complain(s, "epx_group_destroy took too long");
     return 0;
 }
 
@@ -120,14 +120,14 @@ static int end_stuck(struct fixture *s, const struct scenario *scenario)
 
     if (epx_group_error(s->group, &info) == EPX_OK || !names_cause(info.message) ||
         !strstr(info.message, state_of(scenario->call)))
-        return say(s, "the error does not tell that the own proxy is stuck, and in what");
+        return complain(s, "the error does not tell that the own proxy is stuck, and in what");
     if (epx_group_stats(s->group, &stats) != EPX_OK || stats.net_stuck != 1)
-        return say(s, "the statistics do not tell of one stuck proxy");
+        return complain(s, "the statistics do not tell of one stuck proxy");
     start = clock_ns();
     if (epx_group_error_clear(s->group) != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()))
-        return say(s, "epx_group_error_clear");
+        return complain(s, "epx_group_error_clear");
     if (ms_since(start) > slack_ms())
-        return say(s, "epx_group_error_clear took too long");
+        return complain(s, "epx_group_error_clear took too long");
     start = clock_ns();
     return end_says_why(s, scenario, destroy(s), start);
 }
@@ -169,9 +169,9 @@ static int block_and_fail(struct fixture *s, const struct scenario *scenario)
     const epx_status status = start ? until_it_fails(s) : EPX_OK;
 
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
-        return say(s, "updates with a stuck network, or that miss a rank");
+        return complain(s, "updates with a stuck network, or that miss a rank");
     if (ms_since(start) > slow_ms(DEADLINE_MS) + slack_ms())
-        return say(s, "the updates took too long");
+        return complain(s, "the updates took too long");
     return 0;
 }
 
@@ -200,7 +200,7 @@ static int survivors_go_on(struct fixture *s, const struct scenario *scenario)
     if (s->rank == LAST)
         return end_stuck(s, scenario);
     if (epx_group_error_clear(s->group) != EPX_OK)
-        return say(s, "epx_group_error_clear of a survivor");
+        return complain(s, "epx_group_error_clear of a survivor");
     return rounds_without_last(s);
 }
 
@@ -215,7 +215,7 @@ static int only_slow(struct fixture *s, const struct scenario *scenario)
         if (fixture_ll(s) || fixture_ht(s))
             return -1;
     if (epx_group_stats(s->group, &stats) != EPX_OK || stats.net_stuck != 0)
-        return say(s, "statistics");
+        return complain(s, "statistics");
     return 0;
 }
 
@@ -228,13 +228,13 @@ static int back_late(struct fixture *s, const struct scenario *scenario)
         return -1;
     status = until_it_fails(s);
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
-        return say(s, "updates with a slow network");
+        return complain(s, "updates with a slow network");
     while (atomic_load(&blocking_trap.back) == 0)
         usleep(1000);
     if (fixture_meet(s))
         return -1;
     if (epx_group_error_clear(s->group) != EPX_OK)
-        return say(s, "epx_group_error_clear once the network is back");
+        return complain(s, "epx_group_error_clear once the network is back");
     s->w.round = 100; /* that of all ranks */
     return fixture_ll(s) || fixture_ht(s) || fixture_ll(s) ? -1 : 0;
 }
@@ -249,7 +249,7 @@ static int stuck_starting_over(struct fixture *s, const struct scenario *scenari
     if (fixture_ll(s) || fixture_ht(s) || fixture_meet(s))
         return -1;
     if (s->rank != LAST && until_it_fails(s) == EPX_OK)
-        return say(s, "updates without the last rank");
+        return complain(s, "updates without the last rank");
     if (fixture_meet(s))
         return -1;
     if (s->rank == LAST)
@@ -261,19 +261,19 @@ static int stuck_starting_over(struct fixture *s, const struct scenario *scenari
     if (s->rank == LAST) {
         if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()) ||
             !strstr(epx_last_error(), state_of(scenario->call)))
-            return say(s, "epx_group_error_clear of the stuck rank");
+            return complain(s, "epx_group_error_clear of the stuck rank");
         status = epx_group_destroy(s->group);
         s->group = NULL;
         if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()))
-            return say(s, "epx_group_destroy");
-        return ms_since(start) > slow_ms(DEADLINE_MS + END_MS) + slack_ms() ? say(s, "it took too long") : 0;
+            return complain(s, "epx_group_destroy");
+        return ms_since(start) > slow_ms(DEADLINE_MS + END_MS) + slack_ms() ? complain(s, "it took too long") : 0;
     }
     if (ms_since(start) > slow_ms(2 * DEADLINE_MS + END_MS) + slack_ms())
-        return say(s, "epx_group_error_clear took too long");
+        return complain(s, "epx_group_error_clear took too long");
     if (!scenario->enable_mask)
-        return status == EPX_ERR_PEER || status == EPX_ERR_TIMEOUT ? 0 : say(s, "epx_group_error_clear");
+        return status == EPX_ERR_PEER || status == EPX_ERR_TIMEOUT ? 0 : complain(s, "epx_group_error_clear");
     if (status != EPX_OK)
-        return say(s, "epx_group_error_clear of a survivor");
+        return complain(s, "epx_group_error_clear of a survivor");
     return rounds_without_last(s);
 }
 
@@ -288,7 +288,7 @@ static int stuck_in_close(struct fixture *s, const struct scenario *scenario)
         return -1;
     status = destroy(s);
     if (s->rank != LAST)
-        return status == EPX_OK ? 0 : say(s, "epx_group_destroy of a good rank");
+        return status == EPX_OK ? 0 : complain(s, "epx_group_destroy of a good rank");
     if (end_says_why(s, scenario, status, start))
         return -1;
     while (scenario->ms >= 0 && atomic_load(&blocking_trap.back) == 0)
@@ -319,14 +319,14 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         epx_status status = epx_group_create(&s->group, boot, &config);
 
         if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
-            rc = say(s, "epx_group_create with a stuck network");
+            rc = complain(s, "epx_group_create with a stuck network");
         else if (!strstr(epx_last_error(), "has not returned") ||
                  (scenario->call != BLOCKING_PROBE && !strstr(epx_last_error(), "rank 3")))
-            rc = say(s, "epx_group_create does not say why");
+            rc = complain(s, "epx_group_create does not say why");
         else if (ms_since(start) > slow_ms(DEADLINE_MS + END_MS) + slack_ms())
-            rc = say(s, "epx_group_create took too long");
+            rc = complain(s, "epx_group_create took too long");
         else if (rank == LAST && scenario->call != BLOCKING_PROBE && status != EPX_ERR_TIMEOUT)
-            rc = say(s, "epx_group_create of the stuck rank");
+            rc = complain(s, "epx_group_create of the stuck rank");
     }
     if (rc)
         fprintf(stderr, "rank %d, %s: %s\n", rank, blocking_calls[scenario->call], s->why);

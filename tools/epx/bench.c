@@ -67,8 +67,8 @@ static void show_progress(const struct driver *c)
         progress_show("epx bench", rounds > 0 ? 100.0 * c->rounds_done / rounds : 0, "%s", c->what);
 }
 
-static void say(struct driver *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void say(struct driver *c, const char *format, ...)
+static void show_stage(struct driver *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void show_stage(struct driver *c, const char *format, ...)
 {
     va_list args;
 
@@ -118,7 +118,7 @@ static int drive_check(struct driver *c, uint64_t seed, int teams)
 {
     struct bench_command command = {.seed = seed, .iters = 1, .first = -1, .verify = c->options->check};
 
-    say(c, "%s, seed %llu", c->options->check ? "checking" : "warming up", (unsigned long long)seed);
+    show_stage(c, "%s, seed %llu", c->options->check ? "checking" : "warming up", (unsigned long long)seed);
     if (drive(c, BENCH_EPX, &command) != 0)
         return -1;
     if (teams < 2)
@@ -183,7 +183,8 @@ static int drive_mpi_round(struct driver *c, int round, struct bench_command *co
     const int variants = mpi_variants(&c->shm->team[BENCH_MPI]);
 
     for (command->variant = 0; command->variant < variants; command->variant++) {
-        say(c, "round %d of %d, MPI variant %d of %d", round + 1, c->report.rounds, command->variant + 1, variants);
+        show_stage(c, "round %d of %d, MPI variant %d of %d", round + 1, c->report.rounds, command->variant + 1,
+                   variants);
         if (drive(c, BENCH_MPI, command) != 0)
             return -1;
     }
@@ -200,9 +201,9 @@ static int drive_traced(struct driver *c, struct bench_command command)
 
 static void measure_ceilings(struct driver *c, int round)
 {
-    say(c, "round %d of %d, memcpy", round + 1, c->report.rounds);
+    show_stage(c, "round %d of %d, memcpy", round + 1, c->report.rounds);
     bench_memcpy_measure(&c->report.ceiling);
-    say(c, "round %d of %d, bound", round + 1, c->report.rounds);
+    show_stage(c, "round %d of %d, bound", round + 1, c->report.rounds);
     bench_bound_measure(&c->report.ceiling, &c->report);
 }
 
@@ -214,7 +215,7 @@ static int drive_round(struct driver *c, int round, int first, int iters)
 
     if (!o->joined) /* other ranks of this machine would measure at the same time */
         measure_ceilings(c, round);
-    say(c, "round %d of %d, EPX", round + 1, c->report.rounds);
+    show_stage(c, "round %d of %d, EPX", round + 1, c->report.rounds);
     command.verify = o->check && last;
     if (drive(c, BENCH_EPX, &command) != 0)
         return -1;
@@ -225,7 +226,7 @@ static int drive_round(struct driver *c, int round, int first, int iters)
         return -1;
     if (!o->vs_ofi)
         return 0;
-    say(c, "round %d of %d, fi_write", round + 1, c->report.rounds);
+    show_stage(c, "round %d of %d, fi_write", round + 1, c->report.rounds);
     return measure_ofi(c, iters);
 }
 

@@ -253,7 +253,7 @@ static int barrier(struct side *side)
     return 0;
 }
 
-static void note_time(atomic_ullong *slot, uint64_t now, int earliest)
+static void record_time(atomic_ullong *slot, uint64_t now, int earliest)
 {
     unsigned long long seen = atomic_load(slot);
 
@@ -268,10 +268,10 @@ static void exchange(struct side *side)
     for (int i = 0; i <= side->job->repeats; i++) {
         if (barrier(side))
             return;
-        note_time(&shm->times[i].first_ns, clock_ns(), 1);
+        record_time(&shm->times[i].first_ns, clock_ns(), 1);
         if (write_all(side))
             return;
-        note_time(&shm->times[i].last_ns, clock_ns(), 0);
+        record_time(&shm->times[i].last_ns, clock_ns(), 0);
     }
     barrier(side);
 }

@@ -319,7 +319,7 @@ static void check_time(struct launch *launch)
 }
 
 /* Only the first failure is told: the others mostly follow from it. */
-static void note_end(struct launch *launch, int rank, int status)
+static void record_end(struct launch *launch, int rank, int status)
 {
     int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 
@@ -351,7 +351,7 @@ static void reap(struct launch *launch)
         /* Print the rest of its output before the message about its end. */
         output_pump(&rank->out);
         output_pump(&rank->err);
-        note_end(launch, i, status);
+        record_end(launch, i, status);
     }
 }
 

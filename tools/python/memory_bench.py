@@ -67,7 +67,7 @@ def pair(buffer: deep_ep.Buffer) -> None:
     torch.cuda.synchronize()
 
 
-def say(name: str, before: Tuple[float, float], more: str) -> None:
+def print_memory(name: str, before: Tuple[float, float], more: str) -> None:
     """A line of the table, on rank 0."""
     now, ranks = memory(), dist.get_world_size()
     if dist.get_rank() == 0:
@@ -98,11 +98,11 @@ def main() -> None:
             returned = exchange(buffer, tokens)
             if args.masks:
                 pair(buffer)
-            say("%d tokens" % tokens, before, "%.0f MB returned" % (returned / 1e6))
+            print_memory("%d tokens" % tokens, before, "%.0f MB returned" % (returned / 1e6))
         dist.barrier()
         start = time.perf_counter()
         buffer.destroy()
-        say("destroy", before, "%.2f s" % (time.perf_counter() - start))
+        print_memory("destroy", before, "%.2f s" % (time.perf_counter() - start))
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # as in python/tests/suite.py

@@ -152,7 +152,7 @@ static int device_free(void *ptr, void *context)
     return (int)alloc->free_fn(ptr, alloc->context);
 }
 
-static void say_unused(const char *field, unsigned int value)
+static void warn_unused(const char *field, unsigned int value)
 {
     if (value != NCCL_EP_AUTO)
         log_line(LOG_INFO, "%s: config.%s is %u: no effect here", create, field, value);
@@ -165,7 +165,7 @@ static ncclResult_t limit_sms(const ncclEpGroupConfig_t *c, const struct environ
     int most;
 
     if (!on_gpu(out)) {
-        say_unused("max_num_sms", sms);
+        warn_unused("max_num_sms", sms);
         return ncclSuccess;
     }
     most = gpu_multiprocessors(out->device_index);
@@ -219,8 +219,8 @@ static ncclResult_t open_group(struct ncclEpGroup *group)
     group->max_topk = EPX_MAX_TOPK;
     if (!group->low_latency && config->num_topk && config->num_topk < EPX_MAX_TOPK)
         group->max_topk = (int)config->num_topk;
-    say_unused("num_qp_per_rank", config->num_qp_per_rank);
-    say_unused("num_channels", config->num_channels);
+    warn_unused("num_qp_per_rank", config->num_qp_per_rank);
+    warn_unused("num_channels", config->num_channels);
     c = make_config(config, &group->comm, group->max_topk);
     result = limit_sms(config, &group->env, &c);
     if (result == ncclSuccess)

@@ -4,7 +4,7 @@
  *
  *      stream S --> group A's stream for S   (pair)     work of S is in the order it was given: a group's stream first
  *               --> group B's stream for S   (pair)     waits for what another group has on S; what libepx_cudart.so
- *               `-> line: who was last on S             puts between goes behind the last one (queue_call)
+ *               `-> used: who was last on S             puts between goes behind the last one (queue_call)
  *
  * While S captures (cudaStreamBeginCapture of libepx_cudart.so), the group's stream records a graph of its own; these
  * are handed over as one node (take_recorded). On a GPU streams are the vendor's, and all this is too.
@@ -23,37 +23,37 @@ struct segment { /* what one group has recorded */
     struct segment *next;
 };
 
-struct line { /* a stream, as long as the process */
+struct used_stream { /* lives as long as the process */
     cudaStream_t given;
     struct ncclEpGroup *last; /* who has used it last; NULL: nobody that still exists */
     epx_stream last_own;
     struct ncclEpGroup *recording; /* whose stream captures now */
     epx_stream recording_own;
     struct segment *recorded, **recorded_end;
-    struct line *next;
+    struct used_stream *next;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of lines and pairs; groups change theirs under it too */
-static struct line *lines;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows, and of groups' pairs */
+static struct used_stream *used_streams;
 static const struct epxCudart *cudart; /* the stand-in, where it is in the process; set with the first group */
 
 /* With the lock held. */
-static struct line *line_of(cudaStream_t stream, int create)
+static struct used_stream *used_stream_find(cudaStream_t stream, int create)
 {
-    struct line *line = lines;
+    struct used_stream *used = used_streams;
 
-    while (line && line->given != stream)
-        line = line->next;
-    if (line || !create)
-        return line;
-    line = calloc(1, sizeof(*line));
-    if (line) {
-        line->given = stream;
-        line->recorded_end = &line->recorded;
-        line->next = lines;
-        lines = line;
+    while (used && used->given != stream)
+        used = used->next;
+    if (used || !create)
+        return used;
+    used = calloc(1, sizeof(*used));
+    if (used) {
+        used->given = stream;
+        used->recorded_end = &used->recorded;
+        used->next = used_streams;
+        used_streams = used;
     }
-    return line;
+    return used;
 }
 
 static struct stream_pair *find_pair(const struct ncclEpGroup *group, cudaStream_t stream)
@@ -96,17 +96,17 @@ static void wait_for_other(void *arg)
 }
 
 /* Puts `own` behind what another group has on the stream. */
-static epx_status follow(const struct line *line, struct ncclEpGroup *group, epx_stream own)
+static epx_status follow(const struct used_stream *used, struct ncclEpGroup *group, epx_stream own)
 {
     epx_event *event;
     epx_status status;
 
-    if (!line->last || line->last == group || epx_stream_query(line->last->group, line->last_own) == EPX_OK)
+    if (!used->last || used->last == group || epx_stream_query(used->last->group, used->last_own) == EPX_OK)
         return EPX_OK;
-    status = epx_event_create(line->last->group, &event);
+    status = epx_event_create(used->last->group, &event);
     if (status != EPX_OK)
         return status;
-    status = epx_event_record(event, line->last_own);
+    status = epx_event_record(event, used->last_own);
     if (status == EPX_OK)
         status = epx_stream_call(group->group, own, wait_for_other, event);
     if (status != EPX_OK)
@@ -117,10 +117,10 @@ static epx_status follow(const struct line *line, struct ncclEpGroup *group, epx
 /* ---- Capture ----------------------------------------------------------------------------------------------------- */
 
 /* Ends what is being recorded and keeps it. */
-static epx_status end_segment(struct line *line)
+static epx_status end_segment(struct used_stream *used)
 {
     struct segment *segment = calloc(1, sizeof(*segment));
-    struct ncclEpGroup *group = line->recording;
+    struct ncclEpGroup *group = used->recording;
     epx_graph *graph = NULL;
     epx_status status;
 
@@ -128,8 +128,8 @@ static epx_status end_segment(struct line *line)
         free(segment);
         return EPX_OK;
     }
-    line->recording = NULL;
-    status = epx_graph_end(group->group, line->recording_own, &graph);
+    used->recording = NULL;
+    status = epx_graph_end(group->group, used->recording_own, &graph);
     if (status != EPX_OK || !segment) {
         if (graph)
             (void)epx_graph_destroy(graph);
@@ -137,23 +137,23 @@ static epx_status end_segment(struct line *line)
         return status != EPX_OK ? status : EPX_ERR_MEMORY;
     }
     *segment = (struct segment){.group = group, .graph = graph};
-    *line->recorded_end = segment;
-    line->recorded_end = &segment->next;
+    *used->recorded_end = segment;
+    used->recorded_end = &segment->next;
     return EPX_OK;
 }
 
-static epx_status record_on(struct line *line, struct ncclEpGroup *group, epx_stream own)
+static epx_status record_on(struct used_stream *used, struct ncclEpGroup *group, epx_stream own)
 {
     epx_status status;
 
-    if (line->recording == group)
+    if (used->recording == group)
         return EPX_OK;
-    status = end_segment(line);
+    status = end_segment(used);
     if (status == EPX_OK)
         status = epx_graph_begin(group->group, own);
     if (status == EPX_OK) {
-        line->recording = group;
-        line->recording_own = own;
+        used->recording = group;
+        used->recording_own = own;
     }
     return status;
 }
@@ -190,18 +190,18 @@ static int launch_segments(void *context, cudaStream_t stream)
 
 static int take_recorded(cudaStream_t stream, struct capture_node *node)
 {
-    struct line *line;
+    struct used_stream *used;
     epx_status status = EPX_OK;
     int taken = 0;
 
     pthread_mutex_lock(&lock);
-    line = line_of(stream, 0);
-    if (line)
-        status = end_segment(line);
-    if (line && line->recorded) {
-        *node = (struct capture_node){line->recorded, launch_segments, destroy_segments};
-        line->recorded = NULL;
-        line->recorded_end = &line->recorded;
+    used = used_stream_find(stream, 0);
+    if (used)
+        status = end_segment(used);
+    if (used && used->recorded) {
+        *node = (struct capture_node){used->recorded, launch_segments, destroy_segments};
+        used->recorded = NULL;
+        used->recorded_end = &used->recorded;
         taken = 1;
     }
     pthread_mutex_unlock(&lock);
@@ -219,7 +219,7 @@ static epx_stream gpu_stream(cudaStream_t stream)
 
 ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out)
 {
-    struct line *line;
+    struct used_stream *used;
     epx_status status;
     ncclResult_t result;
     int recorded;
@@ -231,15 +231,15 @@ ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const
     }
     recorded = cudart && cudart->is_capturing(stream);
     pthread_mutex_lock(&lock);
-    line = line_of(stream, 1);
-    result = line ? own_stream(group, stream, call, out) : compat_fail(ncclSystemError, "%s: no memory", call);
+    used = used_stream_find(stream, 1);
+    result = used ? own_stream(group, stream, call, out) : compat_fail(ncclSystemError, "%s: no memory", call);
     if (result == ncclSuccess) {
-        status = recorded ? record_on(line, group, *out) : follow(line, group, *out);
+        status = recorded ? record_on(used, group, *out) : follow(used, group, *out);
         result = compat_result(status, call);
     }
     if (result == ncclSuccess && !recorded) {
-        line->last = group;
-        line->last_own = *out;
+        used->last = group;
+        used->last_own = *out;
     }
     pthread_mutex_unlock(&lock);
     return result;
@@ -248,11 +248,11 @@ ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const
 void streams_forget(struct ncclEpGroup *group)
 {
     pthread_mutex_lock(&lock);
-    for (struct line *line = lines; line; line = line->next) {
-        if (line->last == group)
-            line->last = NULL;
-        if (line->recording == group)
-            line->recording = NULL;
+    for (struct used_stream *used = used_streams; used; used = used->next) {
+        if (used->last == group)
+            used->last = NULL;
+        if (used->recording == group)
+            used->recording = NULL;
     }
     while (group->streams) {
         struct stream_pair *pair = group->streams;
@@ -268,15 +268,15 @@ void streams_forget(struct ncclEpGroup *group)
 static int queue_call(cudaStream_t stream, void (*fn)(void *arg), void *arg)
 {
     epx_status status = EPX_OK;
-    struct line *line;
+    struct used_stream *used;
     int idle = 1;
 
     pthread_mutex_lock(&lock);
-    line = line_of(stream, 0);
-    if (line && line->last) {
-        idle = epx_stream_query(line->last->group, line->last_own) == EPX_OK;
+    used = used_stream_find(stream, 0);
+    if (used && used->last) {
+        idle = epx_stream_query(used->last->group, used->last_own) == EPX_OK;
         if (!idle && fn)
-            status = epx_stream_call(line->last->group, line->last_own, fn, arg);
+            status = epx_stream_call(used->last->group, used->last_own, fn, arg);
     }
     pthread_mutex_unlock(&lock);
     return status != EPX_OK ? -1 : idle;

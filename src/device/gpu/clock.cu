@@ -5,7 +5,7 @@
 #define LIMIT_NS 2000000u
 
 extern "C" __global__ void __launch_bounds__(LAUNCH_LANES)
-    epx_clock(const uint64_t *asked, uint64_t *answers, int rounds)
+    epx_clock(const uint64_t *asked, uint64_t *replies, int rounds)
 {
     if (threadIdx.x != 0)
         return;
@@ -14,6 +14,6 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_LANES)
         while (word_relaxed(asked) <= (uint64_t)i)
             if (clock_global() - begin > LIMIT_NS)
                 return;
-        word_release(&answers[i], clock_global());
+        word_release(&replies[i], clock_global());
     }
 }

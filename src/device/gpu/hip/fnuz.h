@@ -32,7 +32,7 @@ NUMERIC_FN float fnuz_question(float x)
 }
 
 /* OCP's code of x from the FNUZ cast's answer: that has no negative zero. */
-NUMERIC_FN uint8_t fnuz_answer(uint8_t answer, float x)
+NUMERIC_FN uint8_t fnuz_result(uint8_t answer, float x)
 {
     return (uint8_t)(answer | (float_bits(x) >> 24 & 0x80u));
 }

@@ -366,7 +366,7 @@ KFN uint32_t pack_fp16(float low, float high)
 KFN uint32_t fp8_pair(float low, float high)
 {
     const int pair = __builtin_amdgcn_cvt_pk_fp8_f32(fnuz_question(low), fnuz_question(high), 0, false);
-    return fnuz_answer((uint8_t)pair, low) | (uint32_t)fnuz_answer((uint8_t)(pair >> 8), high) << 8;
+    return fnuz_result((uint8_t)pair, low) | (uint32_t)fnuz_result((uint8_t)(pair >> 8), high) << 8;
 }
 #elif defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
 #define FP8_PAIR
