@@ -571,8 +571,9 @@ EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *i
  * High throughput can add in another order: epx_combine_config.sum.
  *  EPX_SUM_TOPK_ORDER   a rank, and a node, has the place of its last entry in the token's top-k instead of its number.
  *                       FLAT's topk_weights return from the rank of the entry's expert alone, and are not summed
- *  EPX_SUM_ROUND_RANKS  EXPERT_MAJOR: each rank's rows are summed and rounded first, in k-order
- *  EPX_SUM_ROUND_NODES  several nodes: each node's sum is rounded, that of the own node too
+ *  EPX_SUM_ROUND_RANKS  EXPERT_MAJOR: each rank's rows are summed and rounded first, in k-order. Without TOPK_ORDER the
+ *                       ranks are then added as FLAT's rows are: ascending, other nodes' sums rounded
+ *  EPX_SUM_ROUND_NODES  with TOPK_ORDER, several nodes: each node's sum is rounded, that of the own node too
  * TOPK_ORDER without ROUND_NODES adds all rows (or ranks' sums) in one order and rounds once; between nodes every row
  * then crosses by itself.
  */

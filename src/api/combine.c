@@ -139,10 +139,11 @@ static epx_status check_config(struct epx_handle *handle, const epx_combine_conf
     if (cfg->wait_ns && !low)
         return fail(EPX_ERR_USAGE, "%s: config.wait_ns: only low latency measures it", call);
     if (cfg->sum & ~(EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS | EPX_SUM_ROUND_NODES) ||
-        (cfg->sum && !(cfg->sum & EPX_SUM_TOPK_ORDER)))
+        (cfg->sum & EPX_SUM_ROUND_NODES && !(cfg->sum & EPX_SUM_TOPK_ORDER)))
         return fail(EPX_ERR_ARGUMENT,
-                    "%s: config.sum: expected 0, or EPX_SUM_TOPK_ORDER with or without EPX_SUM_ROUND_*, got 0x%x", call,
-                    cfg->sum);
+                    "%s: config.sum: expected 0, EPX_SUM_ROUND_RANKS, or EPX_SUM_TOPK_ORDER with or without "
+                    "EPX_SUM_ROUND_*, got 0x%x",
+                    call, cfg->sum);
     if (cfg->sum && low)
         return fail(EPX_ERR_USAGE, "%s: config.sum: only high throughput has it", call);
     if (cfg->max_sms < 0)

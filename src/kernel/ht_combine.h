@@ -17,6 +17,8 @@
  * SUM_TOPK_ORDER (epx.h): a rank and a node have the place of their last entry in the token's top-k; the sums of ranks
  * and of nodes, the own one too, are rounded where SUM_ROUND_* says so. Where nodes' sums are not, every row of another
  * node comes by itself: a round of the above for each k brings the rows whose place is k, and the last one adds.
+ * SUM_ROUND_RANKS without SUM_TOPK_ORDER: sources and relays sum each rank's rows and round, then do as above; so
+ * EXPERT_MAJOR gives what FLAT gives of rows that are such sums.
  *
  * The wait for HC_DONE makes the caller's tensor and the receive buffer free again when the operation completes.
  */

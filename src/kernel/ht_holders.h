@@ -160,7 +160,7 @@ KFN float hc_owner_weight(const struct ht_combine_params *p, const struct hc_des
 KFN float hc_weight(const struct ht_combine_params *p, const struct hc_desc *descs, const int32_t *ids,
                     const int32_t *pos, int k)
 {
-    return p->sum ? hc_owner_weight(p, descs, ids, pos, k) : hc_node_weight(p, descs, ids, pos, k);
+    return p->sum & SUM_TOPK_ORDER ? hc_owner_weight(p, descs, ids, pos, k) : hc_node_weight(p, descs, ids, pos, k);
 }
 
 /* The last entry of a token whose expert is on rank d. */
@@ -187,12 +187,13 @@ KFN int hc_place(const struct ht_combine_params *p, const int32_t *ids, int d, i
 
 #define HC_NO_ROW INT32_MIN
 
-/* SUM_TOPK_ORDER: as hc_holders(), in the order of top-k. `only`: a place, or -1 for all. Bit i of *ends: row i is the
- * last of a sum to be rounded. */
-KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
-                             const int32_t *ids, const int32_t *pos, int only, struct pair_set *holders, uint32_t *ends)
+/* With p->sum: as hc_holders(), in the order of places, and of k inside a place. SUM_TOPK_ORDER: hc_place(); else the
+ * rank. `only`: a place, or -1 for all. Bit i of *ends: row i is the last of a sum to be rounded. */
+KFN_STEP int hc_holders_placed(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                               const int32_t *ids, const int32_t *pos, int only, struct pair_set *holders,
+                               uint32_t *ends)
 {
-    const int K = p->h->state->topk, by_rank = hc_by_rank(p);
+    const int K = p->h->state->topk, topk = p->sum & SUM_TOPK_ORDER, by_last = topk && hc_by_rank(p);
     struct pair_set ranks; /* the entry's row, or HC_NO_ROW; its rank, or -1 */
     struct pair_set keys;  /* what orders the entry, or -1 */
     int64_t last_rows = 0;
@@ -213,8 +214,8 @@ KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p
     AG_ROUNDS(ag, int, k, K)
     {
         const struct int_pair mine = pair_set_get(ag, &ranks, k < K ? k : 0);
-        int place = k;
-        for (int j = 0; j < K && by_rank; j++)
+        int place = topk ? k : mine.b;
+        for (int j = 0; j < K && by_last; j++)
             place = pair_set_get(ag, &ranks, j).b == mine.b && j > place ? j : place;
         if (k < K)
             pair_set_offer(&keys, k,
@@ -306,7 +307,7 @@ KFN int hc_sum_node(struct agent *ag, const struct ht_combine_params *p, const s
     struct pair_set holders;
     struct sum_set set;
     uint32_t ends = 0;
-    const int n = p->sum ? hc_holders_topk(ag, p, descs, ids, pos, only, &holders, &ends)
+    const int n = p->sum ? hc_holders_placed(ag, p, descs, ids, pos, only, &holders, &ends)
                          : hc_holders(ag, p, descs, ids, pos, &holders);
 
     sum_set_begin(&set);

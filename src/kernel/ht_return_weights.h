@@ -139,7 +139,7 @@ KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params
 {
     const int K = p->h->state->topk;
 
-    if (p->g->nnodes == 1 && !p->sum) {
+    if (p->g->nnodes == 1 && !(p->sum & SUM_TOPK_ORDER)) {
         hc_node_weights(ag, p, descs, first, end);
         return;
     }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * High-throughput combine: the sums of the own tokens, out[t] = bias + rows, in one of three orders.
+ * High-throughput combine: the sums of the own tokens, out[t] = bias + rows, in one of four orders.
  *
  *   hc_sum_token()         node by node, ascending
+ *   hc_sum_token_ranks()   SUM_ROUND_RANKS alone: the same, with a rounded sum of each rank in the place of its rows
  *   hc_sum_token_topk()    SUM_TOPK_ORDER: by last entries in the token's top-k
  *   hc_sum_token_rounds()  the same where sums of other nodes may not be rounded: their rows come one by one
  *
@@ -52,6 +53,40 @@ KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, c
         rows++;
     }
     ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, rows, 0,
+              p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
+              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
+    return rows;
+}
+
+/* SUM_ROUND_RANKS alone: as hc_sum_token(), of ranks' sums, ascending. Relays have rounded theirs. */
+KFN_STEP int hc_sum_token_ranks(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r,
+                                int t)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk;
+    struct pair_set holders;
+    struct sum_set set;
+    uint32_t own_ends = 0;
+    const int before = g->nnodes == 1 ? 0 : hc_back_before(p, r, t, g->node);
+    const int own =
+        hc_holders_placed(ag, p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, -1, &holders, &own_ends);
+    uint32_t ends = own ? own_ends << before : 0; /* `before` may be all of K, which is 32 at most */
+    int rows = own;
+
+    sum_set_begin(&set);
+    hc_offer_rows(ag, p, descs, &holders, own, &set, before);
+    sum_set_settle(ag, &set);
+    for (int k = 0; g->nnodes > 1 && k < K; k++) {
+        int n = 0;
+        const char *row = hc_back_row(p, r, t, k, &n);
+        if (!row)
+            continue;
+        const int at = hc_back_before(p, r, t, n) + (n > g->node ? own : 0);
+        sum_set_put(ag, &set, at, row, 1.0f, 0);
+        ends |= 1u << at;
+        rows++;
+    }
+    hc_reduce(ag, p, p->out + t * p->out_stride, set, rows, ends,
               p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
               p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
     return rows;
@@ -177,9 +212,10 @@ KFN_STEP void hc_sum_tokens(struct agent *ag, const struct ht_combine_params *p,
     for (int t = first + (int)ht_first_item(ag, before); t < end; t += ag_count(ag)) {
         if (AG_LOOK_AHEAD)
             hc_look_ahead(p, (int64_t)t + ag_count(ag));
-        rows += (uint64_t)(p->rounds ? hc_sum_token_rounds(ag, p, descs, r, t)
-                           : p->sum  ? hc_sum_token_topk(ag, p, descs, r, t)
-                                     : hc_sum_token(ag, p, descs, r, t));
+        rows += (uint64_t)(p->rounds                 ? hc_sum_token_rounds(ag, p, descs, r, t)
+                           : !p->sum                 ? hc_sum_token(ag, p, descs, r, t)
+                           : p->sum & SUM_TOPK_ORDER ? hc_sum_token_topk(ag, p, descs, r, t)
+                                                     : hc_sum_token_ranks(ag, p, descs, r, t));
     }
     count_returned(ag, p->g, rows);
 }

@@ -445,7 +445,8 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.h = handle->dev;
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
-    p.sum = (int32_t)args->sum;
+    /* FLAT has one row of each rank: there is nothing to round. */
+    p.sum = p.layout == EPX_FLAT && args->sum == SUM_ROUND_RANKS ? 0 : (int32_t)args->sum;
     p.signature =
         make_signature(handle, &args->tokens, 0,
                        signature_bits(args->out_weights.ndim, args->backward, p.compact) | p.sum << SIGNATURE_SUM_AT);
@@ -470,7 +471,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     status = handle_check_tokens(handle, "epx_combine");
     if (status == EPX_OK)
         status = recv_buf_check(handle, p.tokens || p.weights, "epx_combine");
-    if (status == EPX_OK && p.nodes && p.sum && !(p.sum & SUM_ROUND_NODES))
+    if (status == EPX_OK && p.nodes && p.sum & SUM_TOPK_ORDER && !(p.sum & SUM_ROUND_NODES))
         status = combine_in_rounds(handle, &p, args->max_sms, stream);
     else if (status == EPX_OK)
         status = launch_sms(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p), args->max_sms);

@@ -125,7 +125,7 @@ struct oracle_combine {
     int weighted;    /* LL EXPERT_MAJOR: multiply by data->weights */
     int biases;      /* 0, 1 or 2: how many data->bias are added first */
     int logfmt;      /* rows travelled as LogFMT-10: compare within its error bound, not bit by bit */
-    int round_ranks; /* HT EXPERT_MAJOR, one node: EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS */
+    int round_ranks; /* HT EXPERT_MAJOR: EPX_SUM_ROUND_RANKS alone */
 };
 
 /* Checks what combine returned to `rank`, bit by bit but for logfmt. */

@@ -375,11 +375,11 @@ struct combine_check {
     const struct oracle_data *data;
     const struct oracle_combine *how;
     int rank;
-    char *row;    /* what one owner returned, or a bias */
-    float *sum;   /* [hidden] in fp32 */
-    float *bound; /* [hidden] how far the sum may be off: only LogFMT */
-    float *decoded, *off;
-    char *expected; /* [hidden] of result_dtype */
+    char *row;            /* what one owner returned, or a bias */
+    float *sum;           /* [hidden] in fp32 */
+    float *bound;         /* [hidden] how far the sum may be off: only LogFMT */
+    float *decoded, *off; /* LogFMT's; or sums that wait for what is added to them */
+    char *expected;       /* [hidden] of result_dtype */
 };
 
 /* sum = fma(weight, row, sum): rounded once. With weight 1 that is the sum. */
@@ -448,34 +448,29 @@ static void sum_by_expert(struct combine_check *c, int token, int node)
     }
 }
 
-/* Each rank's rows in k-order, rounded; then the ranks, by the last entry that names each. */
-static void sum_rounded_ranks(struct combine_check *c, int token)
+/* Ranks ascending: each one's rows in k-order, rounded. */
+static void sum_rounded_ranks(struct combine_check *c, int token, int node)
 {
     const struct oracle_route *route = c->route;
     const int32_t *idx = oracle_idx(route, c->rank, token);
     const int dtype = c->data->result_dtype, L = route->local_experts;
     const size_t size = tensor_element_size(dtype);
 
-    for (int last = 0; last < route->topk; last++) {
-        const int owner = idx[last] < 0 ? -1 : idx[last] / L;
-        int later = owner < 0 || !route->active[owner];
-
-        for (int k = last + 1; k < route->topk && !later; k++)
-            later = idx[k] >= 0 && idx[k] / L == owner;
-        if (later)
+    for (int owner = 0; owner < route->nranks; owner++) {
+        if (!route->active[owner] || node_of(route, owner) != node || !oracle_names_rank(route, idx, owner))
             continue;
         for (int i = 0; i < c->data->hidden; i++) {
-            c->decoded[i] = c->sum[i];
+            c->off[i] = c->sum[i];
             c->sum[i] = 0;
         }
-        for (int k = 0; k <= last; k++)
+        for (int k = 0; k < route->topk; k++)
             if (idx[k] >= 0 && idx[k] / L == owner) {
                 c->data->result(c->data->context, owner, idx[k], c->rank, token, k, c->row);
                 add_row(c, 1, 1);
             }
         for (int i = 0; i < c->data->hidden; i++) {
             oracle_from_float(dtype, c->sum[i], c->expected + (size_t)i * size);
-            c->sum[i] = c->decoded[i] + oracle_to_float(dtype, c->expected + (size_t)i * size);
+            c->sum[i] = c->off[i] + oracle_to_float(dtype, c->expected + (size_t)i * size);
         }
     }
 }
@@ -515,7 +510,7 @@ static void sum_by_rank(struct combine_check *c, int token, int node)
 static void sum_node(struct combine_check *c, int token, int node)
 {
     if (c->how->round_ranks)
-        sum_rounded_ranks(c, token);
+        sum_rounded_ranks(c, token, node);
     else if (c->route->layout == EPX_EXPERT_MAJOR)
         sum_by_expert(c, token, node);
     else if (c->route->layout == EPX_RANK_MAJOR)

@@ -45,6 +45,7 @@ struct prop_handle {
     int weights; /* ask for weights (dispatch) and return some (combine) */
     int idx_out, src_out;
     int biases, logfmt, backward;
+    int round_ranks; /* high throughput, EXPERT_MAJOR: EPX_SUM_ROUND_RANKS */
     int staged_dispatch, staged_combine;
     int async; /* check and make results in stream order, on EPX's thread */
     enum prop_streams streams;

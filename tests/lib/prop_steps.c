@@ -499,6 +499,7 @@ static int issue_combine(struct actor *a)
     a->combine_config = (epx_combine_config)EPX_COMBINE_CONFIG_INIT;
     a->combine_config.send_only = p->staged_combine;
     a->combine_config.logfmt = p->logfmt;
+    a->combine_config.sum = p->round_ranks ? EPX_SUM_ROUND_RANKS : 0;
     a->combine_config.direction = a->backward ? EPX_BACKWARD : EPX_FORWARD;
     be_late(a);
     TRY(a, epx_combine(a->handle, &a->cin, &a->cout, &a->combine_config, a->stream[p->streams == PROP_TWO_STREAMS]));
@@ -509,8 +510,10 @@ static int check_combine(struct actor *a)
 {
     const struct prop_handle *p = a->p;
     struct oracle_data data = oracle_data_workload(&a->w, p->result_dtype);
-    struct oracle_combine how = {
-        .weighted = low_latency(a) && p->layout == EPX_EXPERT_MAJOR, .biases = p->biases, .logfmt = p->logfmt};
+    struct oracle_combine how = {.weighted = low_latency(a) && p->layout == EPX_EXPERT_MAJOR,
+                                 .biases = p->biases,
+                                 .logfmt = p->logfmt,
+                                 .round_ranks = p->round_ranks};
     struct mismatch m;
 
     if (oracle_check_combine(a->route, &data, a->rank, &how, &a->cout, &m))

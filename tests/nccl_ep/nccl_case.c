@@ -404,15 +404,9 @@ int nccl_case_combine(struct nccl_case *nc, int backward, int send_only)
     return 0;
 }
 
-static int one_node(void)
-{
-    return !world.ranks_per_node || world.ranks_per_node >= world.nranks;
-}
-
 int nccl_case_check_combine(struct nccl_case *nc, int backward)
 {
-    const struct oracle_combine how = {.weighted = low(nc) && major(nc),
-                                       .round_ranks = !low(nc) && major(nc) && one_node()};
+    const struct oracle_combine how = {.weighted = low(nc) && major(nc), .round_ranks = !low(nc) && major(nc)};
     epx_combine_outputs out = EPX_COMBINE_OUTPUTS_INIT;
     struct mismatch m;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rules of NCCL EP that are about single arguments and rows: structs of other versions, and rules A to H of the
- * interface as docs/nccl_ep.md lists them. */
+ * interface as docs/nccl_rules.md lists them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -336,26 +336,38 @@ static int test_tail(ncclEpLayout_t layout)
     return small_close(&s);
 }
 
-/* High throughput's EXPERT_MAJOR, one node: the rows of a rank are summed and rounded to bfloat16 before the ranks are
- * added. 1 + 2^-8 becomes 1 there; with another rank's 2^-8, one rounding at the end would give 1 + 2^-7. */
-static int test_rank_sums(void)
+/* One token of every rank goes to the experts `ids`, each of which returns its value; what the sum must be. */
+static int check_sum(const int ids[3], const float value[3], float expected)
 {
     const ncclEpGroupConfig_t config = small_config(HT, 64);
-    const int ids[] = {0, 2, 1}, one_node = !world.ranks_per_node || world.ranks_per_node >= world.nranks;
-    const int64_t zone = world.nranks;
+    const int64_t zone = (int64_t)world.nranks * SMALL_HIDDEN;
     struct small s;
 
-    if (world.nranks < 2 || !one_node)
-        return 0;
     if (small_open(&s, &config, EXPERT_MAJOR, 1, 3, 64, PLAIN) || small_route(&s, ids, 1) || small_dispatch(&s, 0))
         return -1;
-    for (int64_t i = 0; i < 2 * zone * SMALL_HIDDEN; i++) /* rank 0: expert 0, then 1; rank 1: expert 2 */
-        oracle_from_float(EPX_BF16, world.rank == 0 && i < zone * SMALL_HIDDEN ? 1.0f : 1.0f / 256,
-                          (char *)s.out.view.data + 2 * i);
+    for (int k = 0; k < 3; k++) /* the second expert of a rank comes behind its first */
+        for (int64_t i = 0; i < (ids[k] / 2 == world.rank ? zone : 0); i++)
+            oracle_from_float(EPX_BF16, value[k], (char *)s.out.view.data + 2 * (ids[k] % 2 * zone + i));
     if (tensor_pair_put(&s.out) || small_combine(&s, 0xcd))
         return -1;
-    CHECK(small_row(&s.back, 0) == 1.0f);
+    CHECK(small_row(&s.back, 0) == expected);
     return small_close(&s);
+}
+
+/* High throughput's EXPERT_MAJOR: the rows of a rank are summed and rounded to bfloat16; so are the ranks of each other
+ * node; then all are added. u is half of 1's last bit: 1 + u is rounded to 1, and 1 + 2u is the next number. */
+static int test_rank_sums(void)
+{
+    const float u = 1.0f / 256, of_ranks[] = {1, u, u}, of_nodes[] = {u, 1, u};
+    const int two_of_a_rank[] = {0, 2, 1}, three_ranks[] = {0, 4, 6};
+    const int each = world.ranks_per_node ? world.ranks_per_node : world.nranks;
+    const int elsewhere = 2 / each != world.rank / each; /* are ranks 2 and 3 another node? */
+
+    if (world.nranks >= 2 && check_sum(two_of_a_rank, of_ranks, 1))
+        return -1;
+    if (world.nranks == 4 && (each == 2 || each >= 4))
+        return check_sum(three_ranks, of_nodes, elsewhere ? 1 : 1 + 2 * u);
+    return 0;
 }
 
 /* What is refused when a group or a handle is made, and how. */

@@ -307,6 +307,22 @@ static int is_dropped(const struct state *s, int source, int t, int k)
     return s->drop && e >= 0 && row_of(source, t, k, NULL) >= s->drop + e / LOCAL;
 }
 
+/* Of ranks' sums, ascending; another node's sum is rounded. */
+static float add_ranks(const struct state *s, const float *value, const int *key, float sum)
+{
+    const int each = RANKS / s->nodes;
+
+    for (int node = 0; node < s->nodes; node++) {
+        const int own = s->rank / each == node;
+        float other = 0.0f, *to = own ? &sum : &other;
+        for (int r = node * each; r < (node + 1) * each; r++)
+            for (int k = 0; k < TOPK; k++)
+                *to += key[k] >= 0 && key[k] / LOCAL == r ? value[k] : 0.0f;
+        sum += own ? 0.0f : bf16_to_float(float_to_bf16(other));
+    }
+    return sum;
+}
+
 static uint16_t expected_sum(const struct state *s, int t, int c)
 {
     float value[TOPK], sum = bf16_to_float(bias_of(s->rank, t, c));
@@ -322,6 +338,8 @@ static uint16_t expected_sum(const struct state *s, int t, int c)
         fold(value, key, LOCAL);
     if (s->nodes > 1 && s->sum & EPX_SUM_ROUND_NODES)
         fold(value, key, EXPERTS / s->nodes);
+    if (s->sum == EPX_SUM_ROUND_RANKS)
+        return float_to_bf16(add_ranks(s, value, key, sum));
     for (int k = 0; k < TOPK; k++)
         sum += key[k] >= 0 ? value[k] : 0.0f;
     return float_to_bf16(sum);
@@ -378,7 +396,8 @@ static int combine(struct state *s)
 static int all_sums(struct state *s)
 {
     static const unsigned sums[] = {EPX_SUM_TOPK_ORDER, EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS,
-                                    EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS | EPX_SUM_ROUND_NODES};
+                                    EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS | EPX_SUM_ROUND_NODES,
+                                    EPX_SUM_ROUND_RANKS};
 
     for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++) {
         s->sum = sums[i];

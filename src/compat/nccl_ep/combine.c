@@ -93,13 +93,11 @@ static ncclResult_t place_weights(const struct ncclEpHandle *handle, struct comb
     return backward ? match_rows(handle, c) : ncclSuccess;
 }
 
-/* High throughput's EXPERT_MAJOR: NCCL EP rounds the sum of each rank's rows to the tokens' type before it adds the
- * ranks. Between nodes EPX would have to send every row by itself for that: there it rounds each node's sum. */
+/* High throughput's EXPERT_MAJOR: the sum of each rank's rows is rounded to the tokens' type before ranks are added, as
+ * if the rank had summed them itself and returned them in FLAT. */
 static int sums_by_rank(const struct ncclEpHandle *handle)
 {
-    const struct ncclEpGroup *group = handle->group;
-
-    return !group->low_latency && group->nodes == 1 && handle->config.layout == EPX_EXPERT_MAJOR;
+    return !handle->group->low_latency && handle->config.layout == EPX_EXPERT_MAJOR;
 }
 
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *inputs,
@@ -129,7 +127,7 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
     cfg.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
     cfg.nvfp4 = c.config.quant_recipe == NCCL_EP_COMB_QUANT_NVFP4;
     if (sums_by_rank(handle))
-        cfg.sum = EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS;
+        cfg.sum = EPX_SUM_ROUND_RANKS;
     in.row_scales = c.scales.at;
     zero_copy_log(handle->group, call, "inputs.tokens", &c.tokens);
     return operation_result(handle, epx_combine(handle->handle, &in, &out, &cfg, own), call);
