@@ -72,6 +72,53 @@ static int test_phantom_rows(void)
     return small_close(&s);
 }
 
+static int fill(struct tensor_pair *const *pairs, int n, int byte)
+{
+    for (int i = 0; i < n; i++)
+        if (tensor_pair_fill(pairs[i], byte))
+            return -1;
+    return 0;
+}
+
+/* The same with scales, which recipe FWD forwards: those of phantom rows, and of rows without a zone, are zero too. */
+static int test_phantom_scales(void)
+{
+    ncclEpGroupConfig_t config = config_of(8, NCCL_EP_ZERO_COPY_AUTO);
+    const int ids[] = {0, 0, 1, 1}, sent = 0x10 + world.rank;
+    struct tensor_pair tokens = {0}, scales = {0}, out = {0}, out_scales = {0};
+    struct tensor_pair *const received[] = {&out, &out_scales};
+    struct small s;
+
+    config.max_token_bytes = 64;
+    if (small_open(&s, &config, EXPERT_MAJOR, 4, 1, 8 + BEHIND, PLAIN) ||
+        tensor_pair_open(&tokens, s.group, PLAIN, EPX_FP8_E4M3, 2, 4, 32, 0) ||
+        tensor_pair_open(&scales, s.group, PLAIN, EPX_UINT8, 2, 4, 32, 0) ||
+        tensor_pair_open(&out, s.group, PLAIN, EPX_FP8_E4M3, 2, s.rows, 32, 0) ||
+        tensor_pair_open(&out_scales, s.group, PLAIN, EPX_UINT8, 2, s.rows, 32, 0) || tensor_pair_fill(&tokens, sent) ||
+        tensor_pair_fill(&scales, 0x80 + sent) || small_route(&s, ids, sends() ? 4 : 0))
+        return -1;
+    tokens.tensor->sizes[0] = scales.tensor->sizes[0] = sends() ? 4 : 0;
+    s.calls.in.tokens = tokens.tensor;
+    s.calls.in.scales = scales.tensor;
+    s.calls.out.tokens = out.tensor;
+    s.calls.out.scales = out_scales.tensor;
+    s.calls.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
+    for (int round = 0; round < 2; round++) {
+        if (fill(received, 2, FILL) || small_dispatch(&s, FILL) || tensor_pair_get(&out) ||
+            tensor_pair_get(&out_scales))
+            return -1;
+        for (int row = 0; row < 8 + BEHIND; row++) {
+            const int kept = world.rank == 0 && row < 4, from = 0x10 + row / 2;
+            CHECK(small_row_is(&out, row, row >= 8 ? FILL : kept ? from : 0));
+            CHECK(small_row_is(&out_scales, row, row >= 8 ? FILL : kept ? 0x80 + from : 0));
+        }
+    }
+    return tensor_pair_close(&tokens) || tensor_pair_close(&scales) || tensor_pair_close(&out) ||
+                   tensor_pair_close(&out_scales) || small_close(&s)
+               ? -1
+               : 0;
+}
+
 /* Alignment 16, T = 16: even tokens to expert 0, odd to expert 1: 8 rows each, padded to 32 in all. */
 static int test_aligned(void)
 {
@@ -244,8 +291,8 @@ static int test_trap(ncclEpOverflowPolicy_t policy, int early)
 int test_drop(void)
 {
     CHECK(world.nranks >= SENDERS);
-    return test_phantom_rows() || test_aligned() || test_windows() || test_flat() || test_flat_of_two() ||
-                   test_backward(FLAT) || test_backward(EXPERT_MAJOR) || test_refused() ||
+    return test_phantom_rows() || test_phantom_scales() || test_aligned() || test_windows() || test_flat() ||
+                   test_flat_of_two() || test_backward(FLAT) || test_backward(EXPERT_MAJOR) || test_refused() ||
                    test_trap(NCCL_EP_OVERFLOW_AUTO, 0) || test_trap(NCCL_EP_OVERFLOW_TRAP, 1)
                ? -1
                : 0;

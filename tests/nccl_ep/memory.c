@@ -46,6 +46,29 @@ static int refused_by_other_groups(ncclEpLayout_t layout, const struct tensor_pa
     return 0;
 }
 
+/* Nor does a handle of another layout, K or alignment of zones. The memory itself is aligned to 16 bytes. */
+static int refused_by_other_handles(struct small *s, ncclEpLayout_t layout, const struct tensor_pair *memory)
+{
+    const ncclEpLayout_t other = layout == FLAT ? EXPERT_MAJOR : FLAT;
+    ncclEpHandleConfig_t aligned = NCCL_EP_HANDLE_CONFIG_INIT;
+    ncclEpTensor_t odd = *memory->tensor;
+    ncclEpHandle_t handle;
+
+    small_calls(s, 0);
+    odd.magic = NCCL_EP_TENSOR_MAGIC;
+    odd.data = memory->data + 1;
+    EXPECT(ncclInvalidArgument, ncclEpInitHandle(&handle, s->group, layout, NULL, 1, &odd));
+    CHECK(handle == NULL && strstr(ncclEpxGetLastError(), "aligned to 16 bytes"));
+    for (int i = 0; i < 3; i++) {
+        aligned.dispatch_output_per_expert_alignment = i == 0 ? 2 : 1;
+        TRY(ncclEpInitHandle(&handle, s->group, i == 1 ? other : layout, &aligned, i == 2 ? 2 : 1, memory->tensor));
+        EXPECT(ncclInvalidUsage, ncclEpCombine(handle, &s->calls.cin, &s->calls.cout, NULL, world.stream));
+        CHECK(strstr(ncclEpxGetLastError(), "over memory that has one for the same configuration") != NULL);
+        TRY(ncclEpHandleDestroy(handle));
+    }
+    return 0;
+}
+
 /* A second handle over the same memory, and a third over a copy of its bytes, need no update; nor do they when the
  * first handle is gone. */
 static int test_routing_in_memory(ncclEpLayout_t layout)
@@ -60,7 +83,7 @@ static int test_routing_in_memory(ncclEpLayout_t layout)
     if (small_open(&s, &config, layout, 1, 1, 32, PLAIN))
         return -1;
     own = s.handle;
-    TRY(ncclEpHandleMemSize(s.group, layout, NULL, &bytes, 1));
+    TRY(ncclEpHandleMemSize(s.group, EXPERT_MAJOR, NULL, &bytes, 2)); /* enough for all handles that follow */
     if (tensor_pair_open(&memory, s.group, PLAIN, EPX_UINT8, 1, (int64_t)bytes, 0, 0) ||
         tensor_pair_open(&copy, s.group, PLAIN, EPX_UINT8, 1, (int64_t)bytes, 0, 0) ||
         tensor_pair_fill(&memory, 0xee) || tensor_pair_fill(&copy, 0x11))
@@ -79,7 +102,7 @@ static int test_routing_in_memory(ncclEpLayout_t layout)
     if (tensor_pair_fill(&memory, 0) || tensor_pair_put(&copy))
         return -1;
     TRY(ncclEpInitHandle(&s.handle, s.group, layout, NULL, 1, copy.tensor));
-    if (run_both_passes(&s) || refused_by_other_groups(layout, &copy))
+    if (run_both_passes(&s) || refused_by_other_groups(layout, &copy) || refused_by_other_handles(&s, layout, &copy))
         return -1;
     TRY(ncclEpHandleDestroy(s.handle));
     s.handle = own;

@@ -56,7 +56,7 @@ static int check_back(const struct tensor_pair *back, int token, float factor)
     return 0;
 }
 
-/* A scale is missing, or has another shape or type; or the sum would have another type. */
+/* A scale is missing, or has another shape or type; or the sum would have another type; or rows are too short. */
 static int test_refused(struct small *s, struct tensor_pair *scales, struct tensor_pair *back)
 {
     EXPECT(BAD, combine(s));
@@ -70,6 +70,9 @@ static int test_refused(struct small *s, struct tensor_pair *scales, struct tens
     back->tensor->datatype = ncclFloat16;
     EXPECT(BAD, combine(s));
     back->tensor->datatype = ncclBfloat16;
+    s->calls.cin.tokens->sizes[2] = back->tensor->sizes[1] = HIDDEN / 2; /* rows in 512s */
+    EXPECT(BAD, combine(s));
+    s->calls.cin.tokens->sizes[2] = back->tensor->sizes[1] = HIDDEN;
     return 0;
 }
 

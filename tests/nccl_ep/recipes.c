@@ -75,8 +75,8 @@ static int forward_open(struct forward *f, ncclEpAlgorithm_t algorithm, ncclEpLa
     f->type = ncclFloat8e4m3;
     f->scale_type = ncclUint8;
     if (small_open(&f->s, &config, layout, 4, 2, 64, PLAIN) ||
-        tensor_pair_open(&f->tokens, f->s.group, PLAIN, EPX_UINT8, 2, SMALL_TOKENS, TOKEN_BYTES, 0) ||
-        tensor_pair_open(&f->scales, f->s.group, PLAIN, EPX_UINT8, 2, SMALL_TOKENS, SCALE_BYTES, 0) ||
+        tensor_pair_open(&f->tokens, f->s.group, tokens, EPX_UINT8, 2, SMALL_TOKENS, TOKEN_BYTES, 0) ||
+        tensor_pair_open(&f->scales, f->s.group, scales, EPX_UINT8, 2, SMALL_TOKENS, SCALE_BYTES, 0) ||
         open_received(f, &f->out, TOKEN_BYTES, tokens) || open_received(f, &f->out_scales, SCALE_BYTES, scales))
         return -1;
     for (int t = 0; t < SMALL_TOKENS; t++) {
@@ -170,6 +170,25 @@ static int test_bytes(ncclEpAlgorithm_t algorithm, ncclEpLayout_t layout, unsign
     return forward_close(&f);
 }
 
+/* win_offset of each of the four tensors, where it is in a window, one byte off its alignment. */
+static int refuse_offsets(struct forward *f)
+{
+    struct tensor_pair *const pairs[] = {&f->tokens, &f->scales, &f->out, &f->out_scales};
+
+    for (int i = 0; i < 4; i++) {
+        if (pairs[i]->memory != WINDOW)
+            continue;
+        pairs[i]->tensor->win_offset++;
+        EXPECT(BAD, dispatch(f));
+        CHECK(strstr(ncclEpxGetLastError(), "win_offset aligned to 16 bytes") != NULL);
+        pairs[i]->tensor->data = pairs[i]->data; /* an address that is aligned does not help */
+        EXPECT(BAD, dispatch(f));
+        pairs[i]->tensor->data = NULL;
+        pairs[i]->tensor->win_offset--;
+    }
+    return 0;
+}
+
 /* Windows for both, for one, for none: what each mode of zero_copy takes. */
 static int test_windows(ncclEpAlgorithm_t algorithm, ncclEpLayout_t layout)
 {
@@ -189,12 +208,7 @@ static int test_windows(ncclEpAlgorithm_t algorithm, ncclEpLayout_t layout)
                 EXPECT(BAD, dispatch(&f));
             else if (forward_round(&f))
                 return -1;
-            if (windows & 1) {
-                f.out.tensor->win_offset++;
-                EXPECT(BAD, dispatch(&f));
-                f.out.tensor->win_offset--;
-            }
-            if (forward_close(&f))
+            if (refuse_offsets(&f) || forward_close(&f))
                 return -1;
         }
     return 0;
@@ -218,6 +232,22 @@ static int refuse_unaligned(struct forward *f)
         EXPECT(BAD, dispatch(f));
         pairs[i]->tensor->data = pairs[i]->data;
     }
+    return 0;
+}
+
+/* Low latency: what is received has exactly the layout's extents, tokens and scales. */
+static int refuse_extents(struct forward *f)
+{
+    struct tensor_pair *const pairs[] = {&f->out, &f->out_scales};
+
+    for (int i = 0; i < 2; i++)
+        for (int dimension = 0; dimension < 2; dimension++)
+            for (int off = -1; off <= 1; off += 2) {
+                pairs[i]->tensor->sizes[dimension] += (size_t)off;
+                EXPECT(BAD, dispatch(f));
+                CHECK(strstr(ncclEpxGetLastError(), i ? "outputs.scales: expected [" : "outputs.tokens: expected ["));
+                pairs[i]->tensor->sizes[dimension] -= (size_t)off;
+            }
     return 0;
 }
 
@@ -248,6 +278,8 @@ static int test_forward_refused(ncclEpAlgorithm_t algorithm, ncclEpLayout_t layo
     if (algorithm == HT)
         REFUSED(f->out_scales.tensor->sizes[0]--);
     f->out_scales.tensor->sizes[0] = (size_t)f->out_scales.view.shape[0];
+    if (algorithm == LL && refuse_extents(f))
+        return -1;
     if (refuse_unaligned(f) || forward_round(f)) /* nobody was left waiting */
         return -1;
     return forward_close(f);
@@ -392,6 +424,50 @@ static int test_fp8_refused(void)
                                                                                                                   : 0;
 }
 
+/* DS_FP8E3M4's scales need no more alignment than their type has; zero_copy ON does not go with the recipe, whatever
+ * is in windows. */
+static int test_fp8_scales(ncclEpLayout_t layout)
+{
+    const int ids[] = {0}, R = world.nranks, major = layout == EXPERT_MAJOR;
+    const int64_t d0 = major ? 2 : R, d1 = (int64_t)SMALL_TOKENS * (major ? R : 1);
+    struct tensor_pair tokens = {0}, out = {0}, scales = {0};
+    const float scale = 1e-4f * (1.0f / 448.0f); /* of a row of zeros */
+    ncclEpGroupConfig_t config = small_config(LL, 0);
+    struct small s;
+
+    config.max_token_bytes = 512 + 16;
+    for (int on = 0; on < 2; on++) {
+        config.zero_copy = on ? NCCL_EP_ZERO_COPY_ON : NCCL_EP_ZERO_COPY_AUTO;
+        if (small_open(&s, &config, layout, 1, 1, 0, PLAIN) || small_route(&s, ids, 1) ||
+            tensor_pair_open(&tokens, s.group, PLAIN, EPX_BF16, 2, 1, 512, 0) ||
+            tensor_pair_open(&out, s.group, on ? WINDOW : PLAIN, EPX_FP8_E4M3, 3, d0, d1, 512) ||
+            tensor_pair_open(&scales, s.group, on ? WINDOW : PLAIN, EPX_FP32, 3, d0 + 1, d1, 4) ||
+            tensor_pair_fill(&tokens, 0) || tensor_pair_fill(&scales, 0x5a))
+            return -1;
+        s.calls.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+        s.calls.in.tokens = tokens.tensor;
+        s.calls.out.tokens = out.tensor;
+        s.calls.out.scales = scales.tensor;
+        scales.tensor->sizes[0] = (size_t)d0;
+        for (int shift = 1; shift < 4 && !on; shift++) { /* floats from addresses 4, 8 and 12 past a multiple of 16 */
+            scales.tensor->data = scales.data + 4 * shift;
+            TRY(ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, &s.calls.config, world.stream));
+            if (tensor_pair_get(&scales))
+                return -1;
+            for (int i = 0; i < 4 && world.rank == 0; i++)
+                CHECK(((float *)scales.view.data)[shift + i] == scale);
+        }
+        if (on) {
+            EXPECT(BAD,
+                   ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, &s.calls.config, world.stream));
+            CHECK(strstr(ncclEpxGetLastError(), "recipe NONE or FWD") != NULL);
+        }
+        if (tensor_pair_close(&tokens) || tensor_pair_close(&out) || tensor_pair_close(&scales) || small_close(&s))
+            return -1;
+    }
+    return 0;
+}
+
 int test_recipes(void)
 {
     CHECK(world.nranks >= 2);
@@ -402,7 +478,8 @@ int test_recipes(void)
                    test_forward_refused(LL, EXPERT_MAJOR) || test_forward_refused(LL, RANK_MAJOR) ||
                    test_forward_refused(HT, FLAT) || test_forward_refused(HT, EXPERT_MAJOR) ||
                    test_none_refused(LL, EXPERT_MAJOR) || test_none_refused(HT, FLAT) || test_version_1() ||
-                   version_1_casts() || test_fp8_refused()
+                   version_1_casts() || test_fp8_refused() || test_fp8_scales(RANK_MAJOR) ||
+                   test_fp8_scales(EXPERT_MAJOR)
                ? -1
                : 0;
 }
