@@ -63,6 +63,7 @@ static void ll_report(const struct bench *b, const struct times *t)
     const double d = sent.pairs * (double)s->payload, c = rows * (double)s->combine_payload;
     const double plain = (double)s->plain_bytes;
     const double mean_d = summarize(d).mean / 1e6, mean_c = summarize(c).mean / 1e6;
+    const double plain_d = summarize(sent.pairs * plain).mean / 1e6, plain_c = summarize(rows * plain).mean / 1e6;
 
     ll_line("Dispatch:", t->dispatch, d, sent.pairs * plain);
     if (!s->o->dispatch_only) {
@@ -70,7 +71,8 @@ static void ll_report(const struct bench *b, const struct times *t)
         ll_line("Total (D+C):", t->total, d + c, (sent.pairs + rows) * plain);
     }
     if (!world.rank)
-        printf("Mean payload/rank: dispatch %.3f MB, combine %.3f MB\n", mean_d, s->o->dispatch_only ? 0 : mean_c);
+        printf("Mean payload/rank: dispatch %.3f MB, combine %.3f MB (unquantised %.3f and %.3f)\n", mean_d,
+               s->o->dispatch_only ? 0 : mean_c, plain_d, s->o->dispatch_only ? 0 : plain_c);
 }
 
 /* ---- High throughput --------------------------------------------------------------------------------------------- */
@@ -81,8 +83,8 @@ static void ht_line(const char *name, const struct traffic *t, double row_bytes,
     const double time = summarize(us).mean;
 
     if (!world.rank)
-        printf("  %-5s total_bw %8.2f GB/s  nvl_bw %8.2f GB/s  rdma_bw %8.2f GB/s  (%.2f MB)\n", name, rate(all, time),
-               rate(all - remote, time), rate(remote, time), all / 1e6);
+        printf("  %-5s total_bw %8.2f GB/s  nvl_bw %8.2f GB/s  rdma_bw %8.2f GB/s  (%.2f MB, rdma %.2f)\n", name,
+               rate(all, time), rate(all - remote, time), rate(remote, time), all / 1e6, remote / 1e6);
 }
 
 static void ht_report(const struct bench *b, const struct times *t)
