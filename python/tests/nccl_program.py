@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a program for nccl.ep, without torch and without a GPU: low latency staged and rank-major, high
-throughput flat and expert-major, forward and backward. Every value is compared.
+throughput flat and expert-major, forward and backward; version 2's DROP, eager mode and recipes. Every value is
+compared.
 
     nccl_program.py epx       EPX's own nccl.ep, with communicators of its own
     nccl_program.py nvidia    NVIDIA's nccl4py and nccl-extensions, pointed at libnccl_ep.so
@@ -12,6 +13,7 @@ Rank r's token t is r * 100 + t + 1 in every column, exact in bf16 sums of this 
 
 import os
 import sys
+import types
 
 import numpy as np
 
@@ -29,16 +31,17 @@ def communicator():
 
 import nccl.ep as ep  # noqa: E402
 
-KINDS = {np.float32: 7, np.int64: 4, np.int32: 2}  # ncclDataType_t
+KINDS = {np.float32: 7, np.int64: 4, np.int32: 2, np.uint8: 1}  # ncclDataType_t
+BF16, FP8 = 9, 10
 EXPECTED = "nccl/ep" if WHICH == "epx" else "site-packages"
 
 
 class Array:
     """NumPy memory and its descriptor, by address: what both packages take for memory of the host."""
 
-    def __init__(self, shape, dtype=np.float32, fill=0):
+    def __init__(self, shape, dtype=np.float32, fill=0, kind=None):
         self.np = np.full(shape, fill, dtype)
-        self.ep = ep.Tensor(self.np.ctypes.data, dtype=KINDS[dtype], shape=self.np.shape)
+        self.ep = ep.Tensor(self.np.ctypes.data, dtype=kind or KINDS[dtype], shape=self.np.shape)
 
 
 class Case:
@@ -223,6 +226,106 @@ def backward(case, handle, received, weights):
     assert (grads.np == np.where(case.idx.np >= 0, case.weights.np, 0)).all(), grads.np
 
 
+def drop(comm):
+    """OverflowPolicy.DROP: every token goes to expert 0, and rank 0 takes the first TOKENS rows, its own."""
+    own, case = group(comm, ep.Algorithm.HIGH_THROUGHPUT, max_recv_tokens_per_rank=TOKENS,
+                      overflow_policy=ep.OverflowPolicy.DROP)
+    case.idx.np[:] = [0, -1]
+    received, weights = Array((TOKENS, HIDDEN), fill=-1), Array((TOKENS, TOPK))
+    ids, total, counters = Array((TOKENS, TOPK), np.int64), Array((1,), np.int32), Array((LOCAL,), np.int32)
+    info = ep.LayoutInfo(expert_counters=counters.ep, recv_total_counter=total.ep)
+    handle = own.create_handle(ep.Layout.FLAT, case.idx.ep, layout_info=info, stream=0)
+    handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep, topk_weights=case.weights.ep),
+                    ep.DispatchOutputs(tokens=received.ep, topk_weights=weights.ep, topk_idx=ids.ep), stream=0)
+    synchronize()
+    assert (total.np[0], counters.np[0]) == ((0, 0) if case.rank else (case.nranks * TOKENS, TOKENS))
+    assert case.rank or (received.np == case.token(0)[:, None]).all()
+    handle.combine(ep.CombineInputs(tokens=received.ep), ep.CombineOutputs(tokens=case.out.ep), stream=0)
+    synchronize()
+    assert (case.out.np == (0 if case.rank else case.tokens.np)).all()
+    handle.destroy()
+    own.destroy()
+
+
+def eager(comm):
+    """No max_recv_tokens_per_rank: tensors have as many rows as came. Expert-major, which needs num_topk."""
+    own, case = group(comm, ep.Algorithm.HIGH_THROUGHPUT, num_topk=TOPK)
+    total = Array((1,), np.int32)
+    handle = own.create_handle(ep.Layout.EXPERT_MAJOR, case.idx.ep, stream=0,
+                               layout_info=ep.LayoutInfo(recv_total_counter=total.ep))
+    synchronize()
+    expected = [case.token(r)[t] for e in range(LOCAL) for r, t, _ in case.arriving(case.rank * LOCAL + e)]
+    assert total.np[0] == len(expected)
+    for rows in (len(expected) - 1, len(expected)):
+        received, weights = Array((rows, HIDDEN)), Array((rows,))
+        try:
+            handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep, topk_weights=case.weights.ep),
+                            ep.DispatchOutputs(tokens=received.ep, topk_weights=weights.ep), stream=0)
+        except Exception as error:  # NCCLEpError lies in different modules
+            assert rows < len(expected) and error.status == 4, error
+        else:
+            assert rows == len(expected)
+    synchronize()
+    assert (received.np == np.array(expected)[:, None]).all()
+    handle.destroy()
+    own.destroy()
+
+
+def forward_scales(comm):
+    """Recipe FWD: bytes of tokens and of scales arrive as they were."""
+    rows = comm.nranks * TOKENS
+    own, case = group(comm, ep.Algorithm.HIGH_THROUGHPUT, max_recv_tokens_per_rank=rows)
+    tokens, scales = Array((TOKENS, HIDDEN), np.uint8, kind=FP8), Array((TOKENS, 32), np.uint8)
+    tokens.np[:] = (np.arange(TOKENS * HIDDEN).reshape(TOKENS, HIDDEN) * 7 + case.rank) % 256
+    scales.np[:] = np.arange(TOKENS)[:, None] + 16 * case.rank
+    case.idx.np[:] = [case.rank * LOCAL, -1]  # to itself
+    received, received_scales = Array((rows, HIDDEN), np.uint8, kind=FP8), Array((rows, 32), np.uint8)
+    weights, ids = Array((rows, TOPK)), Array((rows, TOPK), np.int64)
+    handle = own.create_handle(ep.Layout.FLAT, case.idx.ep, stream=0)
+    handle.dispatch(ep.DispatchInputs(tokens=tokens.ep, topk_weights=case.weights.ep, scales=scales.ep),
+                    ep.DispatchOutputs(tokens=received.ep, topk_weights=weights.ep, scales=received_scales.ep,
+                                       topk_idx=ids.ep),
+                    config=ep.DispatchConfig(quantization_recipe=ep.DispatchQuantizationRecipe.FWD), stream=0)
+    synchronize()
+    assert (received.np[:TOKENS] == tokens.np).all() and (received_scales.np[:TOKENS] == scales.np).all()
+    handle.destroy()
+    own.destroy()
+
+
+def quantised(comm):
+    """Low latency's recipes: ones are cast to 448 / 448, and sixes come back through NVFP4, once of each rank."""
+    hidden, own, case = 512, *group(comm, ep.Algorithm.LOW_LATENCY)
+    tokens = Array((TOKENS, hidden), np.uint16, 0x3f80, BF16)  # 1.0
+    codes = Array((case.nranks, TOKENS, hidden), np.uint8, kind=FP8)
+    scales, weights = Array((case.nranks, TOKENS, hidden // 128)), Array((case.nranks, TOKENS, TOPK))
+    ids, counters = Array((case.nranks, TOKENS, TOPK), np.int32), Array((case.nranks,), np.int32)
+    handle = own.create_handle(ep.Layout.RANK_MAJOR, case.idx.ep, stream=0)
+    handle.dispatch(ep.DispatchInputs(tokens=tokens.ep, topk_weights=case.weights.ep),
+                    ep.DispatchOutputs(tokens=codes.ep, topk_weights=weights.ep, scales=scales.ep, topk_idx=ids.ep),
+                    layout_info=ep.LayoutInfo(src_rank_counters=counters.ep),
+                    config=ep.DispatchConfig(quantization_recipe=ep.DispatchQuantizationRecipe.DS_FP8E3M4), stream=0)
+    synchronize()
+    for rank in range(case.nranks):
+        came = counters.np[rank]
+        assert (codes.np[rank, :came] == 0x7e).all() and (scales.np[rank, :came] == np.float32(1) / 448).all()
+    rows = Array((case.nranks, TOKENS, hidden), np.uint16, 0x40c0, BF16)  # 6.0
+    factors, out = Array((case.nranks, TOKENS, 1), fill=2688 / 6), Array((TOKENS, hidden), np.uint16, 0, BF16)
+    handle.combine(ep.CombineInputs(tokens=rows.ep, scales=factors.ep), ep.CombineOutputs(tokens=out.ep),
+                   config=ep.CombineConfig(quantization_recipe=ep.CombineQuantizationRecipe.NVFP4), stream=0)
+    synchronize()
+    ranks = [len({e // LOCAL for e in row if e >= 0}) for row in case.idx.np]
+    assert ((out.np.astype(np.uint32) << 16).view(np.float32) == np.float32(ranks)[:, None] * 6).all(), out.np[:, 0]
+    handle.destroy()
+    own.destroy()
+
+
+def pointer_alone(comm):
+    """Of a communicator, Group.create asks for ptr alone."""
+    config = ep.GroupConfig(num_experts=comm.nranks * LOCAL, max_dispatch_tokens_per_rank=TOKENS,
+                            max_token_bytes=HIDDEN * 4)
+    ep.Group.create(types.SimpleNamespace(ptr=comm.ptr), config).destroy()
+
+
 def refusals(comm):
     own, case = group(comm, ep.Algorithm.LOW_LATENCY)
     try:
@@ -280,7 +383,8 @@ def main():
     low_latency_rank_major(comm)
     high_throughput_flat(comm)
     high_throughput_expert_major(comm)
-    refusals(comm)
+    for feature in (drop, eager, forward_scales, quantised, pointer_alone, refusals):
+        feature(comm)
     if WHICH == "epx":
         masks(comm)
     if comm.rank == 0:

@@ -2,6 +2,7 @@
 """The ctypes mirror of nccl.ep against include/nccl_ep/nccl_ep.h, as a C compiler sees it; what its dataclasses do."""
 
 import ctypes
+import dataclasses
 import importlib.util
 import os
 import re
@@ -27,6 +28,16 @@ def load_ours() -> types.ModuleType:
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+class OnlyDlpack:
+    """A tensor of torch without its other interfaces."""
+
+    def __init__(self, tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self._tensor.__dlpack__(**options)
 
 
 @unittest.skipUnless(sys.version_info >= (3, 10), "nccl.ep needs Python 3.10")
@@ -71,6 +82,56 @@ class NcclAbi(unittest.TestCase):
         dispatch = ep.DispatchConfig(quantization_recipe=ep.DispatchQuantizationRecipe.FWD)._lowpp
         self.assertEqual((dispatch.size, dispatch.quant_recipe), (24, 1))
 
+    def test_every_field_reaches_its_struct(self) -> None:
+        """Each field of each dataclass, set alone: the struct differs from the default one in that field alone."""
+        ep = load_ours()
+        memory = (ctypes.c_float * 6)()
+        tensor = ep.Tensor(ctypes.addressof(memory), dtype=ep.DataType.FLOAT32, shape=(2, 3))
+        names = ["GroupConfig", "HandleConfig", "DispatchConfig", "CombineConfig", "LayoutInfo", "DispatchInputs",
+                 "DispatchOutputs", "CombineInputs", "CombineOutputs", "AllocConfig"]
+        for cls in (getattr(ep, name) for name in names):
+            for field in dataclasses.fields(cls):
+                alone = {"alloc": ep.AllocConfig(context=1)}.get(field.name, 1)
+                alone = tensor if "Tensor" in str(field.type) else alone
+                plain, changed = cls()._lowpp, cls(**{field.name: alone})._lowpp
+                differs = [name for name, *_ in plain._fields_
+                           if self.bytes_of(plain, name) != self.bytes_of(changed, name)]
+                self.assertEqual(differs, [field.metadata.get("lowpp", field.name)], cls)
+                if alone is tensor:
+                    self.assertEqual(getattr(changed, field.name), tensor.ptr)
+
+    @staticmethod
+    def bytes_of(struct: ctypes.Structure, name: str) -> bytes:
+        place = getattr(type(struct), name)
+        return ctypes.string_at(ctypes.addressof(struct) + place.offset, place.size)
+
+    def test_streams(self) -> None:
+        """An int, None, a stream of cuda.core (handle), of torch (cuda_stream), or __cuda_stream__; nothing else."""
+        load_ours()
+        pointer = sys.modules["epx_nccl_ep_under_test._bound"].stream_pointer
+        self.assertEqual([pointer(None), pointer(0), pointer(0x70)], [0, 0, 0x70])
+        self.assertEqual(pointer(types.SimpleNamespace(handle=0x80)), 0x80)
+        self.assertEqual(pointer(types.SimpleNamespace(cuda_stream=0x90)), 0x90)
+
+        class Protocol:
+            def __cuda_stream__(self):
+                return 0, 0xa0
+
+        self.assertEqual(pointer(Protocol()), 0xa0)
+        for wrong in (True, "7", object()):
+            with self.assertRaises(TypeError):
+                pointer(wrong)
+
+    def test_errors(self) -> None:
+        """NCCLEpError has the code; the functions that NVIDIA's package opens, and masks and errors, are declared."""
+        ep = load_ours()
+        self.assertEqual(ep.NCCLEpError(4).status, 4)
+        abi = sys.modules["epx_nccl_ep_under_test._abi"]
+        for name in ("GetVersion", "CreateGroup", "GroupDestroy", "HandleMemSize", "InitHandle", "UpdateHandle",
+                     "CreateHandle", "HandleDestroy", "Dispatch", "Combine", "Complete", "MaskQuery", "MaskUpdate",
+                     "MaskClean", "GetAsyncError", "ErrorClear"):
+            self.assertIn("ncclEp" + name, abi.FUNCTIONS)
+
     def test_tensors(self) -> None:
         ep = load_ours()
         memory = (ctypes.c_float * 6)()
@@ -99,6 +160,14 @@ class NcclAbi(unittest.TestCase):
             ep.Tensor(array[:, ::2])
         with self.assertRaises(ep.NcclInvalid):
             ep.Tensor(torch.zeros(4, 4).t())
+        for kind in (torch.int8, torch.int32, torch.int64, torch.uint8, torch.float16, torch.bfloat16, torch.float32):
+            plain = torch.zeros(3, 4, dtype=kind)
+            other = ep.Tensor(OnlyDlpack(plain[1:]))  # memory of cuda.core has nothing else
+            self.assertEqual((other.data, other.sizes, other.datatype),
+                             (plain[1:].data_ptr(), (2, 4), ep.Tensor(plain).datatype))
+        for wrong in (torch.zeros(4, 4).t(), torch.zeros(2, dtype=torch.complex64)):
+            with self.assertRaises(ep.NcclInvalid):
+                ep.Tensor(OnlyDlpack(wrong))
 
 
 if __name__ == "__main__":

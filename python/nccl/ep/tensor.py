@@ -5,6 +5,7 @@ import ctypes
 import numbers
 from typing import Any, Optional, Tuple
 
+from . import _dlpack
 from ._abi import DataType, NcclInvalid, TensorStruct
 
 # Names of torch's and NumPy's types.
@@ -43,7 +44,7 @@ def _contiguous(interface: dict) -> bool:
 
 
 def _resolve(buffer: Any) -> Tuple[int, Tuple[int, ...], DataType]:
-    """Address, shape and type of a tensor of torch, or of an object with an array interface."""
+    """Address, shape and type of a tensor of torch, or of an object with an array interface or DLPack."""
     if hasattr(buffer, "data_ptr") and hasattr(buffer, "is_contiguous"):
         if not buffer.is_contiguous():
             raise NcclInvalid("Tensor: expected a contiguous tensor, got strides %s" % (tuple(buffer.stride()),))
@@ -52,8 +53,12 @@ def _resolve(buffer: Any) -> Tuple[int, Tuple[int, ...], DataType]:
         interface = getattr(buffer, name, None)
         if interface is not None:
             return _from_interface(interface)
-    raise NcclInvalid("Tensor: expected a tensor of torch, an object with __cuda_array_interface__ or "
-                      "__array_interface__, or an address with dtype and shape, got %s" % type(buffer).__name__)
+    if hasattr(buffer, "__dlpack__"):
+        data, shape, name = _dlpack.describe(buffer)
+        return data, shape, _named(name)
+    raise NcclInvalid("Tensor: expected a tensor of torch, an object with __cuda_array_interface__, "
+                      "__array_interface__ or __dlpack__, or an address with dtype and shape, got %s"
+                      % type(buffer).__name__)
 
 
 class Tensor:
