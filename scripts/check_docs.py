@@ -22,7 +22,8 @@ and functions epx_* that do not exist, and in all code: targets and variables of
 tree and below folders that are made, options of its scripts and of other projects' launchers, modes of commands, manual
 pages, and in blocks of text files and folders of the tree (docs_names.py); C that does not compile, and Python that
 python/ does not have (docs_code.py). Of programs in examples/ the opening comments are checked, of CHANGELOG.md the
-links. An option that --help lists has to be tried by a test, or by a command that is run here.
+links. An option that --help lists has to be tried by a test, or by a command that is run here. Tables of rules name
+tests that exist (docs_rules.py).
 """
 import argparse
 import glob
@@ -33,6 +34,7 @@ import sys
 import time
 
 import docs_code
+import docs_rules
 from docs_names import FILE, WORD, Names, read, tree
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -250,7 +252,8 @@ def check_page(page, options, names, args, report):
             report(page, number, f"a command in an indented block is not run; use a fence: {line.strip()}")
     if not page.startswith("docs/notes/"):  # notes are of their day
         for number, what in [*wrong_options(text, options), *wrong_names(text, names),
-                             *wrong_programs(fenced, names.python), *broken_links(page, plain)]:
+                             *wrong_programs(fenced, names.python), *broken_links(page, plain),
+                             *docs_rules.wrong_rules(text, names.files)]:
             report(page, number, what)
     for number, info, lines in fenced:
         try:

@@ -21,7 +21,7 @@ LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
 # Pages by what a reader wants; those that no line names are found in docs/ and come last.
 GUIDES = ["first_c", "first_python", "two_machines", "launchers", "roce", "efa", "tuning_sms", "report", "hang"]
 USE = ["run", "bench", "doctor", "top", "trace", "environment", "python", "frameworks", "nccl_ep", "nccl_programs",
-       "security", "packages"]
+       "nccl_rules", "security", "packages"]
 CONFIG = """site_name: EPX
 docs_dir: tree
 site_dir: site

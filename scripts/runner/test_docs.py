@@ -9,6 +9,7 @@ sys.path.insert(0, SCRIPTS)
 sys.path.insert(0, os.path.join(SCRIPTS, "manual"))
 import check as manual  # noqa: E402
 import check_docs  # noqa: E402
+import docs_rules  # noqa: E402
 
 RIGHT = """# A page
 Run `make demo`, `make chaos CHAOS_SECONDS=9`, then `epx bench ll --check`, or that with `--nodes`: EPX_NET is read.
@@ -125,6 +126,29 @@ class Injected(unittest.TestCase):
     def test_an_example(self):
         text = check_docs.opening('#!/bin/x\n"""Says.\n\n    epx bensh ll\n"""\n')
         self.assertEqual(list(check_docs.wrong_options(text, OPTIONS)), [(4, "epx has no command bensh")])
+
+
+class Rules(unittest.TestCase):
+    """Tables of rules and tests."""
+
+    FILES = {
+        "tests/nccl_ep/a.c": "static int test_one(void)\nint test_all(void)\n    return test_one() || helper();\n"
+                             "static int helper(void)\nstatic int idle(void)\n",
+        "tests/scripts/b.sh": 'check "a name" 3\n',
+        "python/tests/test_c.py": "    def test_two(self):\n    def unused(self):\n",
+    }
+    PAGE = '| rule | test |\n|---|---|\n| It is so | a.c: one, helper; b.sh: "a name"; test_c.py: two |\n'
+
+    def test_faults(self):
+        for right, wrong, what in (
+                ("", "", None), ("helper", "help", "a.c has no test help that is called"),
+                ("helper", "idle", "a.c has no test idle that is called"),
+                ("one", "helper", "tests/nccl_ep/a.c: test_one is in no table of rules"),
+                ("a name", "no name", 'b.sh has no test "no name" that is called'),
+                ("two", "unused", "test_c.py has no test unused that is called"),
+                ("b.sh", "d.sh", "there is no test file d.sh")):
+            found = list(docs_rules.wrong_rules(self.PAGE.replace(right, wrong, 1) if right else self.PAGE, self.FILES))
+            self.assertEqual([fault for _, fault in found], [what] if what else [])
 
 
 class Manual(unittest.TestCase):
