@@ -592,6 +592,9 @@ typedef struct epx_combine_inputs {
      * and sent when signals[l][r / config.signal_rows] has reached config.signal_value. signal_rows = 0: all rows of l
      * wait for signals[l][0]. Rows are sent in the order of experts. */
     const epx_tensor *signals;
+    /* LL EXPERT_MAJOR, may be NULL: int32 or int64 [B,K]. An entry that is negative here is skipped, as one that was -1
+     * in the routing: its row is not read. The other values do not count. */
+    const epx_tensor *topk_idx;
 } epx_combine_inputs;
 
 typedef struct epx_combine_outputs {

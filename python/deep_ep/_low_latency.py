@@ -238,11 +238,10 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
                       "with this handle to have been called")
     if zero_copy:
         x = _filled_buffer(routing, use_logfmt)
-    if topk_idx is not routing.topk_idx or _version(topk_idx) != routing.version or (
-            pool.on_cpu and routing.version is None):
-        # Combine uses the indices of the dispatch. Entries that the caller has set to -1 since then get weight 0. On a
-        # GPU this takes longer than the rest of the call: nobody looks where torch does not count writes.
-        topk_weights = torch.where(topk_idx < 0, 0.0, topk_weights)
+    # Combine uses the indices of the dispatch. It looks at these where the caller may have set entries to -1 since.
+    looked = None
+    if topk_idx is not routing.topk_idx or routing.version is None or _version(topk_idx) != routing.version:
+        looked = topk_idx
     launch = launch_on(pool.group) if launch_on is not None else None
     stream = launch.address if launch is not None else pool.stream()
     capturing = pool.capturing()
@@ -254,15 +253,15 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
         else:
             with launch.context():
                 out = plan.new_out(tokens, stream, capturing)
-    status = plan.run(routing.address, tokens, x, topk_weights, out, wait, signals, stream)
+    status = plan.run(routing.address, tokens, x, topk_weights, out, looked, wait, signals, stream)
     if status:
         check(status)
     if staged:
-        routing.staged = (x, topk_weights, wait, out, signals)
+        routing.staged = (x, topk_weights, looked, wait, out, signals)
         if pool.on_cpu and signals is None:  # with signals, the caller has yet to write the rows
             settle(pool.group)
         return out, EventOverlap(), routing.receive
-    event = launch.finish((x, topk_weights, wait, signals), (out,)) if launch is not None else EventOverlap()
+    event = launch.finish((x, topk_weights, looked, wait, signals), (out,)) if launch is not None else EventOverlap()
     return out, event, None
 
 

@@ -204,6 +204,7 @@ class CombinePlan:
         self._weights = _struct(epx.DType.FP32, (0, topk))
         self._out = _struct(epx.DType.BF16, (0, hidden))
         self._wait = _struct(epx.DType.INT64, (info.nranks,))
+        self._idx = _struct(epx.DType.INT64, (0, topk))
         pointer = ctypes.pointer
         inputs = _abi.CombineInputsStruct(tokens=pointer(self._tokens), topk_weights=pointer(self._weights))
         outputs = _abi.CombineOutputsStruct(tokens=pointer(self._out))
@@ -213,9 +214,9 @@ class CombinePlan:
             inputs.signals = pointer(self._signals)
             self._config.signal_rows, self._config.signal_value = overlap.rows, overlap.value
             self._config.max_sms = overlap.num_sms
-        self._has_wait = False
+        self._has_wait = self._has_idx = False
         self._ntokens = 0
-        self._keep = (inputs, outputs)
+        self._inputs, self._outputs = inputs, outputs
         self._combine = tuple(map(ctypes.addressof, (inputs, outputs, self._config)))
         self._lib = load()
 
@@ -232,15 +233,23 @@ class CombinePlan:
         return results
 
     def run(self, address: int, ntokens: int, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor,
-            wait: Optional[torch.Tensor], signals: Optional[torch.Tensor], stream: Optional[int]) -> int:
-        """Combines with the handle at `address`. Returns the status."""
+            topk_idx: Optional[torch.Tensor], wait: Optional[torch.Tensor], signals: Optional[torch.Tensor],
+            stream: Optional[int]) -> int:
+        """Combines with the handle at `address`. `topk_idx`: None, or entries of -1 there are skipped. Returns the
+        status."""
         if ntokens != self._ntokens:
-            self._ntokens = self._weights.shape[0] = self._out.shape[0] = ntokens
+            self._ntokens = self._weights.shape[0] = self._out.shape[0] = self._idx.shape[0] = ntokens
         self._tokens.data = x.data_ptr()
         self._weights.data = topk_weights.data_ptr()
         self._out.data = out.data_ptr()
         if signals is not None:
             self._signals.data = signals.data_ptr()
+        if topk_idx is not None or self._has_idx:
+            self._has_idx = topk_idx is not None
+            self._inputs.topk_idx = ctypes.pointer(self._idx) if topk_idx is not None else None
+            if topk_idx is not None:
+                self._idx.data = topk_idx.data_ptr()
+                self._idx.dtype = epx.DType.INT64 if topk_idx.dtype is torch.int64 else epx.DType.INT32
         if wait is not None or self._has_wait:
             self._has_wait = wait is not None
             self._config.wait_ns = ctypes.pointer(self._wait) if wait is not None else None

@@ -191,7 +191,7 @@ class DispatchConfigStruct(Struct):
 class CombineInputsStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("reserved", c_uint32), ("tokens", _TENSOR), ("topk_weights", _TENSOR),
-        ("bias", _TENSOR * 2), ("row_scales", _TENSOR), ("signals", _TENSOR),
+        ("bias", _TENSOR * 2), ("row_scales", _TENSOR), ("signals", _TENSOR), ("topk_idx", _TENSOR),
     ]
 
 

@@ -183,13 +183,13 @@ class Handle:
         self._keep((keep, info, self._routing), send_only, stream)
 
     def combine(self, tokens: Any, out: Any, *, topk_weights: Any = None, out_topk_weights: Any = None,
-                bias: Sequence[Any] = (), send_only: bool = False, logfmt: bool = False,
+                topk_idx: Any = None, bias: Sequence[Any] = (), send_only: bool = False, logfmt: bool = False,
                 direction: Direction = Direction.FORWARD, wait_ns: Any = None, sum_order: int = 0,
                 max_sms: int = 0, stream: Any = None) -> None:
         """Returns rows to their tokens and sums them. Collective and asynchronous on the stream. For shapes, see
         ``epx_combine_inputs``; `sum_order` holds bits of ``EPX_SUM_*``."""
         inputs, outputs, config = self._combine
-        keep = inputs.fill({"tokens": tokens, "topk_weights": topk_weights})
+        keep = inputs.fill({"tokens": tokens, "topk_weights": topk_weights, "topk_idx": topk_idx})
         keep += outputs.fill({"tokens": out, "topk_weights": out_topk_weights})
         keep.append(config.set("wait_ns", wait_ns))
         for i in range(2):

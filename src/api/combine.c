@@ -106,6 +106,21 @@ static epx_status check_weights(struct epx_handle *handle, const epx_combine_inp
     return status == EPX_OK ? check_optional(out->topk_weights, &back, &args->out_weights) : status;
 }
 
+/* Entries that are taken out now. */
+static epx_status check_topk(struct epx_handle *handle, const epx_combine_inputs *in, struct combine_args *args)
+{
+    const struct want want = {call,
+                              "inputs.topk_idx",
+                              DTYPE_BIT(EPX_INT32) | DTYPE_BIT(EPX_INT64),
+                              2,
+                              {handle->ntokens, handle->config.topk},
+                              STRIDES_NONE};
+
+    if (in->topk_idx && (handle->config.mode != EPX_LOW_LATENCY || handle->config.layout != EPX_EXPERT_MAJOR))
+        return fail(EPX_ERR_USAGE, "%s: inputs.topk_idx: expected low latency, EXPERT_MAJOR", call);
+    return check_optional(in->topk_idx, &want, &args->topk);
+}
+
 static epx_status check_results(struct epx_handle *handle, const epx_combine_inputs *in, const epx_combine_outputs *out,
                                 struct combine_args *args)
 {
@@ -185,6 +200,8 @@ epx_status combine_args_check(struct epx_handle *handle, const epx_combine_input
         status = check_signals(handle, &in, &cfg, args);
     if (status == EPX_OK)
         status = check_weights(handle, &in, &out, args);
+    if (status == EPX_OK)
+        status = check_topk(handle, &in, args);
     if (status == EPX_OK)
         status = check_results(handle, &in, &out, args);
     return status;

@@ -52,12 +52,20 @@ KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, c
            (size_t)(first + number) * at.row_stride;
 }
 
-/* Does (t, k) have a row of its own that comes back? */
+/* Has the caller taken (t, k) out since the dispatch? */
+KFN int lc_taken_out(const struct ll_combine_params *p, int64_t i)
+{
+    if (!p->topk)
+        return 0;
+    return p->topk_idx64 ? ((const int64_t *)p->topk)[i] < 0 : ((const int32_t *)p->topk)[i] < 0;
+}
+
+/* Does (t, k) have a row of its own that comes back, and that counts? */
 KFN_STEP int lc_returns(const struct ll_combine_params *p, int64_t i)
 {
     const int32_t id = p->h->ids[i];
 
-    if (id < 0 || !is_active(p->g, id / p->g->local_experts))
+    if (id < 0 || !is_active(p->g, id / p->g->local_experts) || lc_taken_out(p, i))
         return 0;
     return p->layout == LAYOUT_EXPERT_MAJOR || p->h->rord[i] >= 0;
 }

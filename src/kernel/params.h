@@ -357,6 +357,8 @@ struct ll_combine_params {
     int32_t hidden, dtype;
     int64_t *wait_ns;
     struct ll_wide_wait wide_wait;
+    const void *topk; /* [B, K]: entries that are negative are skipped; NULL = those of the routing alone */
+    int64_t topk_idx64;
 };
 
 struct ht_notify_params {

@@ -190,6 +190,8 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
         rows_in_place(handle->group, &args->tokens, stream, &p);
     regions_import_captured(handle->group, stream);
     p.weights = args->weights.data;
+    p.topk = args->topk.data;
+    p.topk_idx64 = args->topk.dtype == EPX_INT64;
     for (int i = 0; i < 2; i++) {
         p.bias[i] = args->bias[i].data;
         p.bias_stride[i] = args->bias[i].stride[0] * element;

@@ -23,7 +23,7 @@ struct dispatch_args {
 };
 
 struct combine_args {
-    epx_tensor tokens, weights, bias[2], row_scales, signals;
+    epx_tensor tokens, weights, bias[2], row_scales, signals, topk;
     epx_tensor out_tokens, out_weights, wait_ns;
     int logfmt, nvfp4, send_only, backward;
     unsigned sum; /* EPX_SUM_* */

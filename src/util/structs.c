@@ -28,6 +28,7 @@ static const struct {
     {"epx_combine_config", offsetof(epx_combine_config, signal_value)},
     {"epx_combine_inputs", offsetof(epx_combine_inputs, row_scales)},
     {"epx_combine_inputs", offsetof(epx_combine_inputs, signals)},
+    {"epx_combine_inputs", offsetof(epx_combine_inputs, topk_idx)},
     {"epx_stats", offsetof(epx_stats, net_stuck)},
     {"epx_group_config", offsetof(epx_group_config, device_alloc)},
     {"epx_group_config", offsetof(epx_group_config, ht_node_bytes)},

@@ -314,6 +314,12 @@ static int wrong_combines(struct fixture *s)
     REFUSED(epx_combine(s->ll, &s->ll_cin, &out, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "fp32");
     config.logfmt = 1;
     REFUSED(epx_combine(s->ht, &s->ht_cin, &s->cout, &config, NULL), EPX_ERR_USAGE, "logfmt");
+    in = s->ht_cin;
+    in.topk_idx = &s->idx;
+    REFUSED(epx_combine(s->ht, &in, &s->cout, NULL, NULL), EPX_ERR_USAGE, "topk_idx");
+    in = s->ll_cin;
+    in.topk_idx = &s->combined;
+    REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "int64", "bf16");
     return 0;
 }
 
