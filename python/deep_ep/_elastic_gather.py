@@ -41,10 +41,14 @@ class _Place:
 
     def mine(self, rank: int) -> torch.Tensor:
         """This rank's part."""
+        if not self.nbytes:
+            return torch.empty(self.shape, dtype=self.dtype, device=self.flat.device)
         return self.flat[rank, :self.nbytes].view(self.dtype).view(self.shape)
 
     def gathered(self) -> torch.Tensor:
         """All parts, [R, ...]."""
+        if not self.nbytes:
+            return torch.empty(self.ranks, *self.shape, dtype=self.dtype, device=self.flat.device)
         return self.flat[:, :self.nbytes].view(self.dtype).view(self.ranks, *self.shape) if self.part == self.nbytes \
             else self.flat[:, :self.nbytes].contiguous().view(self.dtype).view(self.ranks, *self.shape)
 

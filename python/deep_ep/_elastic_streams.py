@@ -26,9 +26,9 @@ def comm_stream(device: Optional[torch.device] = None) -> "torch.cuda.Stream":
 
 
 def event_of(name: str, event: Any) -> Optional[EventOverlap]:
-    """An EventHandle, an EventOverlap or None, as an EventOverlap or None."""
+    """An EventHandle, an EventOverlap or None, as an EventOverlap or None. One without an event is none."""
     if event is None or isinstance(event, EventOverlap):
-        return event
+        return event if event is None or event.event is not None else None
     if not isinstance(event, EventHandle):
         raise wrong(name, "an EventHandle, an EventOverlap or None", type(event).__name__)
     return EventOverlap(event)

@@ -379,10 +379,15 @@ class ElasticBuffer:
 
     @contextlib.contextmanager
     def agrs_new_session(self, enabled: bool = True) -> Iterator[None]:
-        """A session for a `with` block."""
+        """A session for a `with` block. It ends with an exception too, then on this rank alone."""
         if enabled:
             self.create_agrs_session()
-        yield
+        try:
+            yield
+        except BaseException:
+            if enabled:
+                self._gathers("agrs_new_session").end()
+            raise
         if enabled:
             self.destroy_agrs_session()
 

@@ -33,6 +33,35 @@ def imported_beside(path: str) -> Set[str]:
     return found
 
 
+def tests_of(path: str) -> Set[str]:
+    """The names of a file's tests: functions test_* at its top or in its classes."""
+    with open(path, encoding="utf-8") as file:
+        return {node.name for node in ast.walk(ast.parse(file.read()))
+                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+class Rules(unittest.TestCase):
+    def test_every_rule_of_v2_has_a_test(self) -> None:
+        """deepep_v2.txt: each rule is followed by the tests that name it, and those exist."""
+        here = os.path.dirname(os.path.abspath(__file__))
+        exist = {"%s.%s" % (name[:-3], test) for name in os.listdir(here) if name.endswith(".py")
+                 for test in tests_of(os.path.join(here, name))}
+        rules, named = [], set()
+        with open(os.path.join(here, "deepep_v2.txt"), encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("    "):
+                    rules[-1][1].append(line.strip())
+                elif line.strip() and not line.startswith("#"):
+                    self.assertRegex(line, r"^[ER] ")
+                    rules.append((line.strip(), []))
+        for rule, tests in rules:
+            self.assertTrue(tests, "no test of: " + rule)
+            self.assertEqual([test for test in tests if test not in exist], [], rule)
+            named.update(tests)
+        self.assertGreater(len(rules), 60)
+        self.assertEqual({test for test in exist if test.startswith("ranks_elastic")} - named, set())
+
+
 class Imports(unittest.TestCase):
     def test_needs_neither_torch_nor_numpy(self) -> None:
         code = """

@@ -5,6 +5,7 @@ import ctypes
 import inspect
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -218,6 +219,26 @@ event.record()
 print("ready", flush=True)
 """)
         self.assertEqual(finish(process), (0, "", ""))
+
+    def test_init_dist(self) -> None:
+        """[E] 1: deep_ep.utils.envs.init_dist, of two nodes with a rank each."""
+        code = """
+import sys, torch, torch.distributed as dist
+from deep_ep.utils.envs import get_global_seed, get_local_seed, init_dist
+print("ready", flush=True)
+rank, ranks, group = init_dist(0, 1, seed=5)
+print(rank, ranks, group.size(), dist.get_backend() == ("nccl" if torch.cuda.device_count() else "gloo"),
+      torch.get_default_dtype(), torch.empty(1).device.type == ("cuda" if torch.cuda.is_available() else "cpu"),
+      get_global_seed(), get_local_seed(), flush=True)
+dist.barrier()
+"""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        both = [start(code, RANK=str(node), WORLD_SIZE="2", MASTER_PORT=port) for node in range(2)]
+        for node, process in enumerate(both):
+            status, out, err = finish(process)
+            self.assertEqual((status, out), (0, "%d 2 2 True torch.bfloat16 True 5 %d\n" % (node, 5 + node)), err)
 
     def test_fork(self) -> None:
         process = start("""
