@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""wheel_files.py REQUIREMENT FOLDER FILE...: single files of a wheel, into FOLDER, without the rest of it.
+"""wheel_files.py REQUIREMENT FOLDER FILE...: single files of a wheel, into FOLDER, without the rest of it. A FILE may
+be a pattern, whose * has slashes too.
 
 pip says where the wheel is; its directory and the files are read by HTTP ranges. A wheel of 500 MB costs some 100 kB.
 """
 
+import fnmatch
 import io
 import json
 import os
@@ -61,7 +63,8 @@ def _address_of(requirement: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.json")
         subprocess.run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--dry-run",
-                        "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--report", report, requirement],
+                        "--ignore-installed", "--no-deps", "--ignore-requires-python", "--only-binary", ":all:",
+                        "--report", report, requirement],
                        check=True, stdout=subprocess.DEVNULL)
         with open(report) as file:
             return json.load(file)["install"][0]["download_info"]["url"]
@@ -71,7 +74,10 @@ def main() -> int:
     requirement, folder, *names = sys.argv[1:]
     with zipfile.ZipFile(io.BufferedReader(Remote(_address_of(requirement)), _CHUNK)) as wheel:
         for name in names:
-            wheel.extract(name, folder)
+            found = fnmatch.filter(wheel.namelist(), name)
+            if not found:
+                raise OSError("%s: no file %s" % (requirement, name))
+            wheel.extractall(folder, found)
     return 0
 
 

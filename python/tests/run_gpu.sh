@@ -4,8 +4,9 @@
 # library as scripts/gpu.sh does (GPU, GPU_ARCH, GPU_BUILD: scripts/gpu_build.sh).
 #   usage: python/tests/run_gpu.sh [tests] [bench] [late] [curve] [frameworks] [-- arguments of suite.py]
 #   (default: tests and bench)
-#   frameworks: Megatron-LM's own modules, and those of SGLang, vLLM and torchtitan if EPX_TEST_SGLANG, EPX_TEST_VLLM
-#   and EPX_TEST_TORCHTITAN are set (scripts/frameworks.sh unpacks them); torch.compile.
+#   frameworks: Megatron-LM's own modules, and those of SGLang, vLLM and torchtitan; torch.compile. Where Python has no
+#   megatron-core, and for the others, EPX_TEST_PACKAGES is a folder that scripts/framework_files.sh FOLDER all has
+#   made, here or on another machine (default: build-frameworks). FRAMEWORKS="vllm_modules ..." runs some of them.
 #   late: products of matrices beside operations that wait for a late rank. curve: whole layers and low-latency pairs
 #   with 2, 4, 8, 16 and 32 SMs for each rank (EPX_NUM_AGENTS), where the GPU has as many for all.
 #   PYTHON=... names an interpreter with torch; the one of the path if not said. BENCH="--iterations 10 ..." goes to
@@ -45,12 +46,24 @@ if [[ $steps == *tests* ]]; then
     [ $failed = 0 ] || grep -A25 -m1 'FAILED' "$out/python-tests.txt"
 fi
 if [[ $steps == *frameworks* ]]; then
+    packages=${EPX_TEST_PACKAGES:-$PWD/build-frameworks}
+    modules="ranks_megatron ranks_hybrid ranks_frameworks ranks_elastic_frameworks sglang_modules vllm_modules"
+    modules="$modules torchtitan_modules torch_compile"
+    for name in sglang vllm torchtitan; do
+        for folder in "$packages/$name"-*; do
+            [ ! -d "$folder" ] || export "EPX_TEST_${name^^}=$folder"
+        done
+    done
+    imports() { PYTHONPATH=$1 "$python" -c 'import megatron.core.models.gpt.moe_module_specs' >/dev/null 2>&1; }
+    for folder in $(printf '%s\n' "$packages"/megatron-* | sort -rV); do # the newest that goes with this torch
+        imports "$PYTHONPATH" || ! imports "$PYTHONPATH:$folder" || PYTHONPATH=$PYTHONPATH:$folder
+    done
     EPX_DEEP_EP_GPU_BYTES=${EPX_DEEP_EP_GPU_BYTES:-128M} EPX_TIMEOUT_MS=${EPX_TIMEOUT_MS:-20000} \
-        timeout 400 "${launch[@]}" python/tests/suite.py ranks_megatron ranks_hybrid ranks_frameworks \
-        ranks_elastic_frameworks sglang_modules vllm_modules torchtitan_modules torch_compile \
-        >"$out/python-frameworks.txt" 2>&1 || failed=1
+        timeout 400 "${launch[@]}" python/tests/suite.py ${FRAMEWORKS:-$modules} >"$out/python-frameworks.txt" 2>&1 ||
+        failed=1
     grep -E '^(ok|skipped|on [0-9]+ ranks|[0-9]+ passed)' "$out/python-frameworks.txt" ||
         tail -40 "$out/python-frameworks.txt"
+    [ $failed = 0 ] || grep -A25 'FAILED' "$out/python-frameworks.txt"
 fi
 if [[ $steps == *bench* ]]; then
     timeout 200 "${launch[@]}" tools/python/deep_ep_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} \

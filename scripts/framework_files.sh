@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# framework_files.sh FOLDER NAME [PYTHON]: Python files of a framework's wheel, into FOLDER/NAME-VERSION; prints that
+# path. NAME: sglang, vllm, torchtitan (three, eight and two files), megatron (all of megatron-core, 6 MB), or all.
+# SGLANG=, VLLM=, TORCHTITAN= and MEGATRON= say which versions. Files that are there already are kept.
+# A machine without a network gets FOLDER as it is: EPX_TEST_PACKAGES=FOLDER python/tests/run_gpu.sh frameworks.
+set -euo pipefail
+folder=$1 name=$2 python=${3:-python3}
+here=$(dirname "$0")
+if [ "$name" = all ]; then
+    for name in sglang vllm torchtitan megatron; do "$0" "$folder" "$name" "$python"; done
+    exit
+fi
+package=$name
+case $name in
+sglang)
+    version=${SGLANG:-0.5.23} moe=sglang/srt/layers/moe
+    files="$moe/token_dispatcher/base.py $moe/token_dispatcher/deepep.py $moe/utils.py"
+    ;;
+vllm)
+    version=${VLLM:-0.32.0} moe=vllm/model_executor/layers/fused_moe comm=vllm/distributed/device_communicators
+    files="$moe/modular_kernel.py $moe/topk_weight_and_reduce.py $moe/prepare_finalize/deepep_ht.py
+        $moe/prepare_finalize/deepep_ll.py $moe/prepare_finalize/deepep_v2.py $comm/all2all.py
+        $comm/base_device_communicator.py vllm/v1/worker/ubatching.py"
+    ;;
+torchtitan)
+    version=${TORCHTITAN:-0.3.0} deepep=torchtitan/distributed/deepep
+    files="$deepep/deepep.py $deepep/hybridep.py"
+    ;;
+megatron) package=megatron-core version=${MEGATRON:-0.16.1} files="megatron/*.py" ;;
+*) echo "framework_files.sh: NAME: expected sglang, vllm, torchtitan, megatron or all, got $name" >&2 && exit 2 ;;
+esac
+set -f # the pattern is for the wheel
+to=$folder/$name-$version missing=
+for file in $files; do
+    case $file in
+    *\**) [ -d "$to" ] || missing=yes ;;
+    *) [ -e "$to/$file" ] || missing=yes ;;
+    esac
+done
+if [ -n "$missing" ]; then
+    mkdir -p "$folder"
+    rm -rf "$to.new" "$to"
+    timeout 300 "$python" "$here/wheel_files.py" "$package==$version" "$to.new" $files >&2
+    mv "$to.new" "$to"
+fi
+echo "$to"
