@@ -10,7 +10,8 @@ from unittest import mock
 import deep_ep
 import epx
 import torch
-from deep_ep import _elastic_streams
+from deep_ep import _elastic_sizes, _elastic_streams
+from deep_ep._elastic_engine import ElasticSettings
 from deep_ep._engine import Pool
 from deep_ep._memory import CudaHeap, Form
 from deep_ep._results import Results
@@ -366,6 +367,20 @@ class Memory(Rules):
             capturing[0] = True
             self.assertIs(take(), captured)
             capturing[0] = False
+
+
+class ElasticMemory(unittest.TestCase):
+    """The heap of an ElasticBuffer on one node of GPUs."""
+
+    def test_the_largest_result_fits(self) -> None:
+        for ranks, tokens, fp8 in ((8, 4096, False), (8, 4096, True), (64, 4096, True), (8, 128, False)):
+            given = _elastic_sizes.buffer_bytes((1, ranks), True, tokens, 7168, 8, fp8, True)
+            memory = ElasticSettings(given, tokens, 7168, 8, 100, False).high_throughput_memory(
+                torch.device("cuda", 0), given, ranks, 1,
+                dict(max_hidden_bytes=2 * 7168, max_topk=8, max_tokens_per_rank=tokens))
+            row = 7168 + 4 * 56 if fp8 else 2 * 7168
+            self.assertGreaterEqual(memory["alloc_bytes"], ranks * tokens * (row + 8 * 12) + (1 << 20))
+            self.assertLess(sum(memory.values()), given + (56 << 20))
 
 
 if __name__ == "__main__":
