@@ -95,7 +95,7 @@ static void close_memory(struct epx_group *group)
         ops->heap_destroy(group->device, &group->stand_in);
     ops->close(group->device);
     if (group->ledger)
-        giveback_keep(group->ledger, ops, &exported); /* behind close(): heaps of others are unmapped */
+        giveback_keep(group->ledger, ops, &exported, group->set.timeout_ms); /* behind close(): others' are unmapped */
 }
 
 epx_status group_free(struct epx_group *group)
@@ -103,6 +103,8 @@ epx_status group_free(struct epx_group *group)
     const struct device_ops *ops = group->device ? group->device->ops : NULL;
     epx_status status = EPX_OK;
 
+    if (group->ledger)
+        ledger_closing(group->ledger, 1);
     watch_sampler_stop(group);
     watch_clean_up(group);
     if (ops) {
@@ -115,6 +117,8 @@ epx_status group_free(struct epx_group *group)
         regions_destroy(group);
         if (!group->kept)
             close_memory(group);
+        else if (group->ledger)
+            ledger_closing(group->ledger, 0);
     }
     watch_destroy(group);
     membership_close(group->membership);

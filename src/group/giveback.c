@@ -15,6 +15,9 @@
 
 enum { LOOK_NS = 200000 };
 
+/* The words of a ledger. */
+enum { WORD_OPEN, WORD_CLOSING, WORD_CLOSED };
+
 struct ledger_peer {
     struct heap_export export;
     const uint64_t *closed; /* [nranks], of its ledger; NULL: not mapped, or no peer */
@@ -120,13 +123,23 @@ void ledger_doubt(struct ledger *ledger, int doubt)
     ledger->doubt = doubt;
 }
 
-/* This rank has unmapped the heaps of all. */
-static void publish_closed(struct ledger *ledger)
+static void publish(struct ledger *ledger, uint64_t word)
 {
     uint64_t *closed = ledger->memory.base;
 
     for (int r = 0; r < ledger->nranks; r++)
-        __atomic_store_n(&closed[r], 1, __ATOMIC_RELEASE); /* after the unmapping: pairs with has_closed() */
+        __atomic_store_n(&closed[r], word, __ATOMIC_RELEASE); /* after the unmapping: pairs with word_of() */
+}
+
+void ledger_closing(struct ledger *ledger, int closing)
+{
+    publish(ledger, closing ? WORD_CLOSING : WORD_OPEN);
+}
+
+/* This rank has unmapped the heaps of all. */
+static void publish_closed(struct ledger *ledger)
+{
+    publish(ledger, WORD_CLOSED);
     ledger->published = 1;
 }
 
@@ -145,12 +158,15 @@ static int has_ended(const struct ledger_peer *peer)
     return peer->pidfd >= 0 && poll(&process, 1, 0) == 1 && (process.revents & POLLIN);
 }
 
+static uint64_t word_of(const struct ledger *ledger, const struct ledger_peer *peer)
+{
+    /* Acquire: pairs with the release in publish(). */
+    return peer->closed ? __atomic_load_n(&peer->closed[ledger->rank], __ATOMIC_ACQUIRE) : WORD_OPEN;
+}
+
 static int has_closed(const struct ledger *ledger, const struct ledger_peer *peer)
 {
-    /* Acquire: pairs with the release in publish_closed(). */
-    if (!peer->is_peer || (peer->closed && __atomic_load_n(&peer->closed[ledger->rank], __ATOMIC_ACQUIRE)))
-        return 1;
-    return has_ended(peer);
+    return !peer->is_peer || word_of(ledger, peer) == WORD_CLOSED || has_ended(peer);
 }
 
 /* A rank that may have the heap mapped, or -1. */
@@ -228,6 +244,19 @@ static int is_worth_waiting(const struct ledger *ledger)
     return 1;
 }
 
+/* Is a rank about to unmap the heap of this ledger, which is kept? */
+static int is_being_unmapped(const struct ledger *ledger)
+{
+    int closing = 0;
+
+    pthread_mutex_lock(&lock);
+    for (const struct ledger *l = kept; l; l = l->next)
+        for (int r = 0; l == ledger && r < l->nranks; r++)
+            closing |= !has_closed(l, &l->peers[r]) && word_of(l, &l->peers[r]) == WORD_CLOSING;
+    pthread_mutex_unlock(&lock);
+    return closing;
+}
+
 /* Under the lock. */
 static void tell_why(const struct ledger *ledger)
 {
@@ -246,15 +275,17 @@ static void tell_why(const struct ledger *ledger)
                  ledger->heap.bytes, r, ledger->peers[r].export.pid);
 }
 
-void giveback_keep(struct ledger *ledger, const struct device_ops *ops, const struct heap *heap)
+void giveback_keep(struct ledger *ledger, const struct device_ops *ops, const struct heap *heap, int closing_ms)
 {
-    const uint64_t deadline = host_now_ns() + (uint64_t)GIVEBACK_WAIT_MS * 1000000u;
+    uint64_t soon, late;
     int before = 0, waits;
 
     ledger->ops = ops;
     ledger->heap = *heap;
     if (ops->release())
         publish_closed(ledger);
+    else
+        ledger_closing(ledger, 0); /* not soon: ranks of the group are threads of this process */
     waits = heap->base && is_worth_waiting(ledger);
     pthread_mutex_lock(&lock);
     nopen--;
@@ -263,7 +294,10 @@ void giveback_keep(struct ledger *ledger, const struct device_ops *ops, const st
     ledger->next = kept;
     kept = ledger;
     pthread_mutex_unlock(&lock);
-    while (sweep(0) > before && waits && host_now_ns() < deadline)
+    soon = host_now_ns() + (uint64_t)GIVEBACK_WAIT_MS * 1000000u; /* behind release(), which may take long */
+    late = host_now_ns() + (uint64_t)closing_ms * 1000000u;
+    while (sweep(0) > before && waits &&
+           (host_now_ns() < soon || (host_now_ns() < late && is_being_unmapped(ledger))))
         pause_ns(LOOK_NS);
     if (sweep(1) == 0)
         return;

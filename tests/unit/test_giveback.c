@@ -12,7 +12,8 @@
 #include "group/giveback.h"
 #include "tests/lib/unit.h"
 
-enum { RANKS = 3 };
+enum { RANKS = 3, CLOSING_MS = 20000 };
+enum { CLOSE = 1, BEGIN = 2, CLOSE_LATER = 3 }; /* what an importer is told */
 
 struct importer {
     pid_t pid;
@@ -42,10 +43,10 @@ static void keep(struct ledger *ledger)
     static char memory;
     const struct heap heap = {.base = &memory, .bytes = 1};
 
-    giveback_keep(ledger, &counting, &heap);
+    giveback_keep(ledger, &counting, &heap, CLOSING_MS);
 }
 
-/* Says where its ledger is; then ends its group for the byte that it gets, and answers. */
+/* Says where its ledger is; then does what the byte that it gets tells, and answers. */
 static void import(int in, int out)
 {
     struct ledger *ledger = NULL;
@@ -59,7 +60,12 @@ static void import(int in, int out)
     if (write(out, &address, sizeof(address)) != sizeof(address))
         _exit(1);
     while (read(in, &word, 1) == 1) {
-        keep(ledger);
+        if (word == CLOSE_LATER)
+            usleep(10 * GIVEBACK_WAIT_MS * 1000);
+        if (word == BEGIN)
+            ledger_closing(ledger, 1);
+        else
+            keep(ledger);
         if (write(out, &word, 1) != 1)
             _exit(1);
     }
@@ -85,12 +91,22 @@ static void start(struct importer *p)
     assert_int_equal(read(p->from, &p->address, sizeof(p->address)), sizeof(p->address));
 }
 
+static void tell(struct importer *p, char word)
+{
+    assert_int_equal(write(p->to, &word, 1), 1);
+}
+
+static void hear(struct importer *p)
+{
+    char word;
+
+    assert_int_equal(read(p->from, &word, 1), 1);
+}
+
 static void unmaps(struct importer *p)
 {
-    char word = 1;
-
-    assert_int_equal(write(p->to, &word, 1), 1);
-    assert_int_equal(read(p->from, &word, 1), 1);
+    tell(p, CLOSE);
+    hear(p);
 }
 
 static void end(struct importer *p)
@@ -136,6 +152,25 @@ static void all_words_are_waited_for(void **state)
         end(&p[r]);
     keep(other); /* which nobody has mapped */
     assert_int_equal(freed, 2);
+}
+
+/* Unmapping takes ten times as long as others wait for a rank that has not begun. */
+static void a_rank_that_is_ending_the_group_is_waited_for(void **state)
+{
+    struct importer p[RANKS] = {{0}};
+    struct ledger *other, *ledger = begin(p, &other);
+
+    (void)state;
+    unmaps(&p[1]);
+    tell(&p[2], BEGIN);
+    hear(&p[2]);
+    tell(&p[2], CLOSE_LATER);
+    keep(ledger);
+    assert_int_equal(freed, 1);
+    hear(&p[2]);
+    for (int r = 1; r < RANKS; r++)
+        end(&p[r]);
+    keep(other);
 }
 
 static void a_stopped_process_keeps_it_and_a_dead_one_does_not(void **state)
@@ -222,7 +257,7 @@ static void at_the_end_nothing_is_kept(void **state)
     assert_int_equal(freed, 3);
 }
 
-UNIT_MAIN(cmocka_unit_test(all_words_are_waited_for),
+UNIT_MAIN(cmocka_unit_test(all_words_are_waited_for), cmocka_unit_test(a_rank_that_is_ending_the_group_is_waited_for),
           cmocka_unit_test(a_stopped_process_keeps_it_and_a_dead_one_does_not),
           cmocka_unit_test(a_new_process_of_a_rank_has_mapped_it_anew),
           cmocka_unit_test(what_is_still_mapped_here_is_not_said_to_be_closed),
