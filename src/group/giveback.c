@@ -296,8 +296,7 @@ void giveback_keep(struct ledger *ledger, const struct device_ops *ops, const st
     pthread_mutex_unlock(&lock);
     soon = host_now_ns() + (uint64_t)GIVEBACK_WAIT_MS * 1000000u; /* behind release(), which may take long */
     late = host_now_ns() + (uint64_t)closing_ms * 1000000u;
-    while (sweep(0) > before && waits &&
-           (host_now_ns() < soon || (host_now_ns() < late && is_being_unmapped(ledger))))
+    while (sweep(0) > before && waits && (host_now_ns() < soon || (host_now_ns() < late && is_being_unmapped(ledger))))
         pause_ns(LOOK_NS);
     if (sweep(1) == 0)
         return;

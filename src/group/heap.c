@@ -8,7 +8,7 @@
  *                  other, and nothing but what the network touches is pinned. With masks: as host
  *   auto           one node: the device's memory. Several nodes: the device's memory if, on every rank, the network
  *                  registers a piece of it and the device has a rule that makes a card's writes visible; otherwise
- *                  split, on all ranks, or host where rows may need windows (heap_plan_splits)
+ *                  split, on all ranks
  *
  * A device whose memory is the host's (CPU) has only one place.
  */
@@ -159,7 +159,7 @@ static int may_split(const struct epx_group *group)
 epx_status heap_place_agree(struct epx_group *group)
 {
     enum place place = PLACE_DEVICE;
-    int host = 0, fits;
+    int host = 0;
     epx_status status = asked_place(&place);
 
     if (group->fabric) {
@@ -176,8 +176,7 @@ epx_status heap_place_agree(struct epx_group *group)
     }
     host |= place == PLACE_SPLIT;
     status = handshake_any(group, status, &host);
-    fits = place == PLACE_SPLIT || heap_plan_splits(&group->set);
-    group->set.split = host && fits && may_split(group);
+    group->set.split = host && may_split(group);
     if (status == EPX_OK && host && !group->set.split && group->fabric)
         status = fabric_leave(group); /* other hosts map no heap in host memory */
     if (status == EPX_OK && host && !group->set.split)

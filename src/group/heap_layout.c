@@ -192,10 +192,13 @@ static uint64_t least(uint64_t a, uint64_t b)
 #define HT_RELAY_BYTES ((uint64_t)400 << 20) /* for rows between nodes, where the configuration says nothing */
 #define HT_NODE_BYTES ((uint64_t)512 << 20)  /* for tensors in ordinary memory on one node, likewise */
 #define HT_FAR_BYTES ((uint64_t)450 << 20)   /* the same on several */
+#define HT_SPLIT_BYTES ((uint64_t)640 << 20) /* and where slots are in other memory */
 
 static uint64_t node_bytes(const struct settings *set)
 {
-    return set->ht_node_bytes ? set->ht_node_bytes : set->nnodes > 1 ? HT_FAR_BYTES : HT_NODE_BYTES;
+    if (set->ht_node_bytes)
+        return set->ht_node_bytes;
+    return set->nnodes == 1 ? HT_NODE_BYTES : set->split ? HT_SPLIT_BYTES : HT_FAR_BYTES;
 }
 
 /* What the receive buffer has for one row. */
@@ -205,10 +208,10 @@ static uint64_t recv_row_bytes(const struct ht_layout *ht, uint64_t K)
 }
 
 /* May rows be more than the receive buffer has room for? Who says how many there are at most (max_recv_tokens) gets
- * room for them. Memory for the network alone (split) is in no reach of the node. */
+ * room for them. */
 static int has_windows(const struct settings *set, const struct ht_layout *ht)
 {
-    return !set->max_recv_given && !set->split &&
+    return !set->max_recv_given &&
            (uint64_t)set->max_recv_tokens > node_bytes(set) / recv_row_bytes(ht, (uint64_t)set->max_topk);
 }
 
@@ -333,6 +336,8 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     plan->ht_receive_bytes = (uint64_t)set->max_recv_tokens * (ht->pitch + ht->scale_pitch + K * 16 + 16);
     if (set->nnodes > 1)
         plan_ht_relay(set, ht, set->split ? &plan->net_bytes : at);
+    if (ht->half && set->split)
+        ht->shown = take(at, 2 * (uint64_t)set->relay_max * ht->relay_stride);
     plan->ht_bytes = *at - start;
 }
 
@@ -359,20 +364,6 @@ void heap_plan_make(const struct settings *set, struct heap_plan *plan)
     plan->alloc = up(at, 4096);
     plan->total = plan->alloc + up(set->alloc_bytes, 4096);
     plan_puts(set, plan);
-}
-
-#define HT_SPLIT_BYTES ((uint64_t)640 << 20) /* for tensors in ordinary memory, where the configuration says nothing */
-
-int heap_plan_splits(const struct settings *set)
-{
-    struct settings all = *set;
-    struct heap_plan plan;
-
-    all.split = 0;
-    if (!all.ht_node_bytes)
-        all.ht_node_bytes = HT_SPLIT_BYTES;
-    heap_plan_make(&all, &plan);
-    return plan.ht.window == 0;
 }
 
 epx_status heap_plan_check(const struct settings *set, const struct heap_plan *plan)

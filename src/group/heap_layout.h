@@ -47,9 +47,6 @@ struct heap_plan {
 
 void settings_nodes(struct settings *set, const struct node_map *map);
 void heap_plan_make(const struct settings *set, struct heap_plan *plan);
-/* Is there room for all rows of high throughput, without windows between nodes? These need slots that the node
- * reads. */
-int heap_plan_splits(const struct settings *set);
 /* EPX_OK if a command can address everything that is sent between nodes. */
 epx_status heap_plan_check(const struct settings *set, const struct heap_plan *plan);
 

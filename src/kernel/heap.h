@@ -215,6 +215,7 @@ struct ht_layout {
     int32_t sum_tokens;     /* combine: likewise; between nodes the most of a round */
     uint64_t window_shown;  /* between nodes, [2][relay_max]: rows of each source in a round that the node looks at */
     uint64_t relay_window;  /* combine, [2][relay_max][C][K]: rows that this rank sums as a relay */
+    uint64_t shown;         /* split, [2][relay_max]: copies of slots of rounds that the node looks at */
     /* Between nodes */
     int32_t round_rows;           /* C: most rows of a round to one node */
     int32_t block_tokens;         /* a round is a number of blocks of so many tokens */

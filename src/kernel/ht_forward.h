@@ -218,6 +218,44 @@ KFN_STEP int hd_send_rounds(struct agent *ag, const struct ht_dispatch_params *p
     return 0;
 }
 
+/* Does a rank of the node take the row of these ids itself? */
+KFN int hd_is_taken(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_desc *descs,
+                    const int32_t *ids)
+{
+    const struct group_dev *g = p->g;
+    int taken = 0;
+
+    AG_EACH(ag, int, k, p->h->state->topk)
+    {
+        const int d = ids[k] < 0 ? -1 : ids[k] / g->local_experts;
+        taken |= d >= 0 && is_local(g, d) && g->mask[d] && (descs ? &descs[d] : hd_desc_of(g, d))->pulls;
+    }
+    return ag_any(ag, taken);
+}
+
+/* For those that take row i of round r of source number j themselves: its record, and, where they do not reach the
+ * slot, a copy of the row. Where this rank reads the row from now on: the slot may be across a bus. */
+KFN_STEP const char *hd_show_relayed(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_desc *descs,
+                                     const char *record, int j, int r, int i)
+{
+    const struct group_dev *g = p->g;
+    const size_t bytes = hd_record_bytes(p), at = HT_HEADER_BYTES + (size_t)i * bytes;
+    const char *row = net_at(g, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
+    char *copy = heap_at(g, g->rank, ht_shown_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
+
+    if (!g->ht.split) {
+        if (AG_STAGED)
+            ag_copy(ag, net_at(g, ht_relay_block(g, j, r)) + at, record, ht_route_bytes(p->h));
+        return row;
+    }
+    ag_copy(ag, heap_at(g, g->rank, ht_shown_block(g, j, r)) + at, record, bytes);
+    if (!hd_is_taken(ag, p, descs, (const int32_t *)record + 1))
+        return row;
+    ag_copy(ag, copy, row, hd_row_bytes(p));
+    ag_sync(ag);
+    return copy;
+}
+
 /* Row i of round r of source number j, in its slot. */
 KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_desc *descs, int j, int r,
                        int i, int pulled)
@@ -231,16 +269,14 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, con
 
     if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
         return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HD_ROWS, s, g->experts, -1);
-    if (pulled && AG_STAGED) /* for those that take the row from the slot */
-        ag_copy(ag, net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * bytes, record,
-                ht_route_bytes(p->h));
     row.ids = (const int32_t *)record + 1;
     row.pos = (const int32_t *)record + 1 + K;
     row.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)(record + hd_weights_at(p)) : NULL;
     row.line = p->signature.extra & SIGNATURE_MAP && p->h->line ? row.pos + K : NULL;
     row.src_rank = s;
     row.src_token = *(const int32_t *)record;
-    row.data = net_at(g, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
+    row.data = pulled ? hd_show_relayed(ag, p, descs, record, j, r, i)
+                      : net_at(g, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
     row.scales = hd_long_scales(p) ? row.data + row_scales_at(&p->signature) : record + hd_scales_at(p);
     row.scale_stride = 4;
     row.scratch = NULL;

@@ -70,6 +70,9 @@ KFN_STEP int hc_resolve_round(struct agent *ag, const struct ht_combine_params *
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HC_BLOCK, g->relay_sources[j], g->experts, -1);
         if (AG_STAGED)
             ag_copy(ag, at, record, route);
+        if (g->ht.split) /* the slot keeps its own: this rank sums by it when the copy has the round after next */
+            ag_copy(ag, heap_at(g, g->rank, ht_shown_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * route, record,
+                    route);
     }
     return 0;
 }

@@ -120,6 +120,20 @@ KFN uint64_t ht_relay_block(const struct group_dev *g, int number, int round)
     return ht_relay_slot(g, number, round) + g->ht.relay_block;
 }
 
+/* Where the node finds that round while rows pass through windows (ht_window.h): in the slot, or in a copy of it, if
+ * only this rank and its network reach the slot. */
+KFN uint64_t ht_shown_slot(const struct group_dev *g, int number, int round)
+{
+    if (!g->ht.split)
+        return ht_relay_slot(g, number, round);
+    return g->ht.shown + ((uint64_t)(round % 2) * (uint64_t)g->relay_max + (uint64_t)number) * g->ht.relay_stride;
+}
+
+KFN uint64_t ht_shown_block(const struct group_dev *g, int number, int round)
+{
+    return ht_shown_slot(g, number, round) + g->ht.relay_block;
+}
+
 /* Where source s, of node s_node, keeps the sums of a round that node n returns. */
 KFN uint64_t ht_back_slot(const struct group_dev *g, int s_node, int n, int round)
 {

@@ -175,7 +175,7 @@ KFN void hc_push_relays(struct agent *ag, const struct ht_combine_params *p, int
         if (is_local(g, s) || !g->mask[s])
             continue;
         const int relay = g->relay_of[s], j = g->relay_number[s];
-        asked.ids = (const int32_t *)(heap_at(g, relay, ht_relay_block(g, j, r)) + HT_HEADER_BYTES) + 1;
+        asked.ids = (const int32_t *)(heap_at(g, relay, ht_shown_block(g, j, r)) + HT_HEADER_BYTES) + 1;
         asked.number = hc_relayed_number(g, p->h, j, r, 0);
         hc_push_items(ag, p, relay, asked, *hw_shown_rows(g, relay, r, j));
     }

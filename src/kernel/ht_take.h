@@ -156,7 +156,7 @@ KFN_STEP void hd_take_relayed(struct agent *ag, const struct ht_dispatch_params 
 {
     const struct group_dev *g = p->g;
     const int relay = g->relay_of[s], j = g->relay_number[s], K = p->h->state->topk;
-    const char *record = heap_at(g, relay, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * hd_record_bytes(p);
+    const char *record = heap_at(g, relay, ht_shown_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * hd_record_bytes(p);
     struct hd_row row;
 
     row.ids = (const int32_t *)record + 1;
@@ -165,7 +165,7 @@ KFN_STEP void hd_take_relayed(struct agent *ag, const struct ht_dispatch_params 
     row.line = p->own.map && p->h->line ? row.pos + K : NULL;
     row.src_rank = s;
     row.src_token = *(const int32_t *)record;
-    row.data = heap_at(g, relay, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
+    row.data = heap_at(g, relay, ht_shown_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
     row.scales = hd_long_scales(p) ? row.data + row_scales_at(&p->signature) : record + hd_scales_at(p);
     row.scale_stride = 4;
     row.scratch = NULL;
@@ -180,7 +180,7 @@ KFN_STEP void hd_take_round(struct agent *ag, const struct ht_dispatch_params *p
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, L = g->local_experts, n = *hw_shown_rows(g, g->relay_of[s], r, g->relay_number[s]);
-    const char *records = heap_at(g, g->relay_of[s], ht_relay_block(g, g->relay_number[s], r)) + HT_HEADER_BYTES;
+    const char *records = heap_at(g, g->relay_of[s], ht_shown_block(g, g->relay_number[s], r)) + HT_HEADER_BYTES;
     const size_t bytes = hd_record_bytes(p);
 
     for (int64_t i = ht_first_item(ag, before); i < n; i += ag_count(ag)) {

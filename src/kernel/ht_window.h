@@ -25,7 +25,9 @@
  * steps. What step k waits for, the others have given at the end of their step k - 1: the rank that is furthest behind
  * can always go on.
  *
- * Rows of other nodes are in the slots of relays (ht_rounds.h), which are windows too: one round per step.
+ * Rows of other nodes are in the slots of relays (ht_rounds.h), which are windows too: one round per step. Where the
+ * node does not reach these, it finds the round in a copy of the slot (ht_shown_slot), one of two, from the step in
+ * which its records are resolved to the end of the next.
  *
  *   dispatch, step k   relay: records of round k say where its rows go; those in reach are written there
  *                      take round k - 1 from the slots of all relays of the node

@@ -53,7 +53,7 @@ static const struct env_entry entries[] = {
      "0"},
     {"EPX_HT_NODE_BYTES", "", "512M",
      "High throughput: most bytes of the buffers for rows of tensors in ordinary memory, per rank, where the group's "
-     "configuration says 0; on several nodes the default is 450M"},
+     "configuration says 0; on several nodes the default is 450M, or 640M with EPX_GPU_HEAP=split"},
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu, cuda or hip"},
     {"EPX_GPU_HEAP", "", "auto",
      "Where the heaps of GPU groups lie: device, host, split (several nodes, no masks: device, with host memory for "

@@ -135,6 +135,8 @@ for device in cuda hip; do
         --operations "ht update,ht dispatch,ht combine"
     EPX_GPU_HEAP=split EPX_HT_BUFFER_BYTES=100K try "$device: memory for the network" "$build/epx" bench ht \
         "${small[@]}" --nodes 2 --ranks 4 --hidden 1024 --tokens 40
+    EPX_GPU_HEAP=split EPX_HT_BUFFER_BYTES=100K EPX_HT_NODE_BYTES=1 try "$device: windows, memory for the network" \
+        "$build/epx" bench ht "${small[@]}" --nodes 2 --ranks 4 --hidden 512 --plain-memory
     EPX_GPU_HEAP=split try "$device: low latency, memory for the network" "$build/epx" bench ll "${small[@]}" \
         --nodes 2 --ranks 4 --hidden 512 "${wall[@]}"
     try "$device: zones, source maps, sums in top-k order" "$build/tests/test_expand"

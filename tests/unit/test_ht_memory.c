@@ -152,16 +152,47 @@ static int exchanges(struct fixture *s)
     return 0;
 }
 
+static void exchange_in_the_least_memory(int ranks)
+{
+    epx_group_config config = fixture_config(60000);
+
+    config.num_agents = 2;
+    config.ranks_per_node = 8;
+    config.ht_node_bytes = config.ht_buffer_bytes = 1;
+    assert_int_equal(fixture_run(ranks, &config, exchanges, NULL), 0);
+}
+
 static void ranks_of_nodes_exchange_rows_in_the_least_memory(void **state)
 {
     (void)state;
-    for (int ranks = 16; ranks <= 32; ranks *= 2) {
-        epx_group_config config = fixture_config(60000);
+    exchange_in_the_least_memory(16);
+    exchange_in_the_least_memory(32);
+    setenv("EPX_GPU_HEAP", "split", 1);
+    exchange_in_the_least_memory(16);
+    unsetenv("EPX_GPU_HEAP");
+}
 
-        config.num_agents = 2;
-        config.ranks_per_node = 8;
-        config.ht_node_bytes = config.ht_buffer_bytes = 1;
-        assert_int_equal(fixture_run(ranks, &config, exchanges, NULL), 0);
+/* What the node reads is in the heap, what crosses between nodes in memory of its own. */
+static void split_memory_keeps_to_the_same_bar(void **state)
+{
+    (void)state;
+    for (size_t i = 1; i < UNIT_COUNT(sizes); i++) {
+        epx_group_config config = config_of(sizes[i]);
+        struct settings set;
+        struct heap_plan whole, split;
+
+        config.max_recv_tokens = 0;
+        config.ht_node_bytes = (uint64_t)512 << 20;
+        plan_of(&config, sizes[i], &set, &whole);
+        set.split = 1;
+        heap_plan_make(&set, &split);
+        assert_int_equal(heap_plan_check(&set, &split), EPX_OK);
+        print_message("%4d ranks: heap %4" PRIu64 " MB, for the network %4" PRIu64 " MB\n", sizes[i],
+                      split.total / 1000000, split.net_bytes / 1000000);
+        /* A quarter of the slots of relays is there twice. */
+        assert_true(split.total + split.net_bytes <=
+                    whole.total + 2 * (uint64_t)set.relay_max * split.ht.relay_stride + split.net_bytes / 16);
+        assert_true((double)split.net_bytes <= 0.6e9);
     }
 }
 
@@ -229,4 +260,5 @@ UNIT_MAIN(cmocka_unit_test(the_heap_is_below_a_gigabyte),
           cmocka_unit_test(what_the_caller_gives_for_several_nodes_is_kept),
           cmocka_unit_test(handles_are_below_8_megabytes), cmocka_unit_test(what_the_caller_gives_is_kept),
           cmocka_unit_test(the_least_has_one_row_in_a_slot),
-          cmocka_unit_test(ranks_of_nodes_exchange_rows_in_the_least_memory))
+          cmocka_unit_test(ranks_of_nodes_exchange_rows_in_the_least_memory),
+          cmocka_unit_test(split_memory_keeps_to_the_same_bar))

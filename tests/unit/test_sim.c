@@ -211,6 +211,16 @@ static void high_throughput_across_nodes(void **state)
               (struct sim_case_options){.modes = EPX_HIGH_THROUGHPUT, .nodes = 2});
 }
 
+/* What crosses between nodes is in memory that the node does not reach. */
+static void high_throughput_with_split_memory(void **state)
+{
+    (void)state;
+    setenv("EPX_GPU_HEAP", "split", 1);
+    run_seeds("high_throughput_with_split_memory", 25001, 200,
+              (struct sim_case_options){.modes = EPX_HIGH_THROUGHPUT, .nodes = 2});
+    unsetenv("EPX_GPU_HEAP");
+}
+
 static void anything_without_faults(void **state)
 {
     (void)state;
@@ -340,6 +350,7 @@ int main(void)
         cmocka_unit_test(on_one_node),
         cmocka_unit_test(low_latency_across_nodes),
         cmocka_unit_test(high_throughput_across_nodes),
+        cmocka_unit_test(high_throughput_with_split_memory),
         cmocka_unit_test(anything_without_faults),
         cmocka_unit_test(anything_with_faults),
         cmocka_unit_test(faults_in_a_recovery),

@@ -5,7 +5,8 @@
     EPX_RANKS_PER_NODE=8 EPX_NET=ofi:tcp torchrun --nproc-per-node 16 tools/python/memory_bench.py
 
 All ranks share the machine's GPU. After a dispatch and combine of 64, 512 and 4096 tokens: megabytes per rank of the
-GPU, without what torch has reserved, and of the host, as the machine has less available; and both after destroy().
+GPU, without what torch has reserved, and of the host, as the machine has less available; and both after destroy(). The
+time of the calls is beside them: the first ones create the group.
 Twice, so that one can see whether they grow. --masks gives the buffer enable_shrink and a low-latency pair as well,
 with num_rdma_bytes of its hint.
 """
@@ -95,10 +96,13 @@ def main() -> None:
         buffer = deep_ep.Buffer(dist.group.WORLD, int(args.nvl_bytes), int(args.rdma_bytes), explicitly_destroy=True,
                                 low_latency_mode=args.masks, enable_shrink=args.masks)
         for tokens in (64, 512, 4096):
+            start = time.perf_counter()
             returned = exchange(buffer, tokens)
             if args.masks:
                 pair(buffer)
-            print_memory("%d tokens" % tokens, before, "%.0f MB returned" % (returned / 1e6))
+            torch.cuda.synchronize()
+            taken = time.perf_counter() - start
+            print_memory("%d tokens" % tokens, before, "%.0f MB returned, %.2f s" % (returned / 1e6, taken))
         dist.barrier()
         start = time.perf_counter()
         buffer.destroy()
