@@ -187,6 +187,43 @@ KFN int hc_place(const struct ht_combine_params *p, const int32_t *ids, int d, i
 
 #define HC_NO_ROW INT32_MIN
 
+/* SUM_TOPK_ORDER of FLAT: as hc_holders(), each rank in the place of its last entry. `only`: a place, or -1 for all. */
+KFN_STEP int hc_holders_last(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                             const int32_t *ids, const int32_t *pos, int only, struct pair_set *holders)
+{
+    const int K = p->h->state->topk;
+    struct pair_set ranks; /* the row, or HC_NO_ROW: one entry of a rank has it; the rank, or -1 */
+    int n = 0;
+
+    pair_set_begin(&ranks);
+    pair_set_begin(holders);
+    AG_EACH(ag, int, k, K)
+    {
+        int d = -1;
+        const struct hc_desc *desc = hc_row_desc(p->g, descs, ids, pos, k, &d);
+        pair_set_offer(&ranks, k, desc ? hc_row_number(p, desc, ids, pos, k) : HC_NO_ROW,
+                       ids[k] < 0 ? -1 : ids[k] / p->g->local_experts);
+    }
+    pair_set_settle(ag, &ranks);
+    AG_ROUNDS(ag, int, k, K)
+    {
+        const int rank = pair_set_get(ag, &ranks, k < K ? k : 0).b;
+        int row = HC_NO_ROW, later = 0, before;
+        for (int j = 0; j < K; j++) {
+            const struct int_pair other = pair_set_get(ag, &ranks, j);
+            row = other.b == rank && other.a != HC_NO_ROW ? other.a : row;
+            later |= other.b == rank && j > k;
+        }
+        const int counts = k < K && rank >= 0 && !later && row != HC_NO_ROW && (only < 0 || k == only);
+        const int all = ag_vote(ag, counts, &before);
+        if (counts)
+            pair_set_offer(holders, n + before, rank, row);
+        n += all;
+    }
+    pair_set_settle(ag, holders);
+    return n;
+}
+
 /* With p->sum: as hc_holders(), in the order of places, and of k inside a place. SUM_TOPK_ORDER: hc_place(); else the
  * rank. `only`: a place, or -1 for all. Bit i of *ends: row i is the last of a sum to be rounded. */
 KFN_STEP int hc_holders_placed(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
@@ -307,8 +344,14 @@ KFN int hc_sum_node(struct agent *ag, const struct ht_combine_params *p, const s
     struct pair_set holders;
     struct sum_set set;
     uint32_t ends = 0;
-    const int n = p->sum ? hc_holders_placed(ag, p, descs, ids, pos, only, &holders, &ends)
-                         : hc_holders(ag, p, descs, ids, pos, &holders);
+    int n;
+
+    if (p->layout == LAYOUT_FLAT && p->sum & SUM_TOPK_ORDER)
+        n = hc_holders_last(ag, p, descs, ids, pos, only, &holders);
+    else if (p->sum)
+        n = hc_holders_placed(ag, p, descs, ids, pos, only, &holders, &ends);
+    else
+        n = hc_holders(ag, p, descs, ids, pos, &holders);
 
     sum_set_begin(&set);
     hc_offer_rows(ag, p, descs, &holders, n, &set, 0);

@@ -146,7 +146,9 @@ KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params
     AG_EACH_ALL(ag, int64_t, i, (int64_t)(end - first) * K)
     {
         const int64_t t = first + i / K, k = i % K;
-        p->out_weights[t * K + k] = hc_token_weight(p, descs, r, t, (int)k);
+        p->out_weights[t * K + k] = p->g->nnodes == 1
+                                        ? hc_weight(p, descs, p->h->ids + t * K, p->h->pos + t * K, (int)k)
+                                        : hc_token_weight(p, descs, r, t, (int)k);
     }
 }
 
