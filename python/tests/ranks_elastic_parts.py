@@ -30,7 +30,7 @@ def test_what_has_no_effect_is_said_once(world: World) -> None:
 
     group = dist.group.WORLD
     with environment(EPX_LOG="info", EP_REUSE_NCCL_COMM="0", EP_JIT_DEBUG="1", EP_NIC_NAME="card"), \
-            mock.patch.object(_unused, "_said", set()), contextlib.redirect_stderr(io.StringIO()) as printed:
+            mock.patch.object(_unused, "_printed", set()), contextlib.redirect_stderr(io.StringIO()) as printed:
         for _ in range(2):
             deep_ep.Buffer(group, num_qps_per_rank=12, allow_nvlink_for_low_latency_mode=False)
             with elastic(world, sl_idx=0, num_allocated_qps=9) as buffer:
