@@ -116,7 +116,7 @@ def main():
     gcc_built, venv = threading.Event(), Outcome()
     if not {"gcc", "quick"} & set(names):
         gcc_built.set()
-    runs = [Run(progress, times, lane, stopping, gcc_built, venv, nice=len(lanes) > 1 and lane >= stages.LEFT_OVER)
+    runs = [Run(progress, times, lane, stopping, gcc_built, venv, nice=len(lanes) > 1 and lane == stages.LEFT_OVER)
             for lane, _ in lanes]
     interrupted = run_lanes(runs, [names for _, names in lanes], stopping)
     if interrupted:
