@@ -295,10 +295,26 @@ KFN void ll_goals_begin(struct ll_goals *goals)
     goals->n = 0;
 }
 
-/* Channels of a word of scales. */
+#define LL_ALL_CHANNELS (1 << 30)
+
+/* Channels of a word of scales. A caller's own scales may be of any number: all of them go with the first part. */
 KFN int ll_word_channels(const struct ll_dispatch_params *p)
 {
-    return p->signature.scale_bytes / 4 == (p->in.hidden + 127) / 128 ? 128 : 512;
+    const int words = p->signature.scale_bytes / 4;
+
+    if (words == (p->in.hidden + 127) / 128)
+        return 128;
+    return words == (p->in.hidden + 511) / 512 ? 512 : LL_ALL_CHANNELS;
+}
+
+/* Words of scales of a part. */
+KFN int ll_part_words(const struct ll_dispatch_params *p, const struct ll_part *part)
+{
+    const int per = ll_word_channels(p);
+
+    if (per == LL_ALL_CHANNELS)
+        return part->begin == 0 ? p->signature.scale_bytes / 4 : 0;
+    return (part->end - part->begin + per - 1) / per;
 }
 
 /* By all lanes; `to` is of those that have one. */
@@ -345,7 +361,7 @@ KFN void ll_copy_part(struct agent *ag, const struct ll_dispatch_params *p, cons
     if (p->signature.scale_bytes)
         ag_copy_words(ag, &goals->scales, goals->n,
                       p->in.scales + part->t * p->in.scale_row_stride + part->begin / per * p->in.scale_stride,
-                      p->in.scale_stride, (part->end - part->begin + per - 1) / per);
+                      p->in.scale_stride, ll_part_words(p, part));
 }
 
 /* A part of a token to all its places on all ranks. */

@@ -41,6 +41,7 @@ struct prop_handle {
     int out_dtype;       /* of dispatched tokens: w.dtype, or fp8 */
     int out_scale_dtype; /* EPX_FP32, EPX_INT32 */
     int round_scale;
+    int own_scales; /* the caller's own fp8: 0 = as many scales as a cast makes, else so many, as far as they fit */
     int result_dtype;
     int weights; /* ask for weights (dispatch) and return some (combine) */
     int idx_out, src_out;
@@ -122,9 +123,11 @@ uint64_t prop_excused(void);
  * first failure; returns how many failed (it stops at the first). */
 typedef void (*prop_change_fn)(struct prop_case *c, struct prop_rng *rng);
 int prop_run(const char *program, const char *name, int cases, int modes, int max_ranks, prop_change_fn change);
-/* Changes that several programs make: one handle, bf16, the default stream; casts to fp8; 9 to 64 ranks. */
+/* Changes that several programs make: one handle, bf16, the default stream; casts to fp8; fp8 of the caller's own, with
+ * any number of scales; 9 to 64 ranks. */
 void prop_force_plain(struct prop_case *c, struct prop_rng *rng);
 void prop_force_cast(struct prop_case *c, struct prop_rng *rng);
+void prop_force_own_fp8(struct prop_case *c, struct prop_rng *rng);
 void prop_force_many_ranks(struct prop_case *c, struct prop_rng *rng, int max_tokens);
 /* EPX_TEST_SCALE, 1 by default. */
 double prop_scale(void);

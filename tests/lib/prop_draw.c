@@ -187,6 +187,16 @@ static void allow_staging(struct prop_case *c)
         c->max_inflight = c->nhandles;
 }
 
+/* Of the caller's own fp8. A row of so many scales fits in every group. */
+static int scale_count(const struct prop_handle *h)
+{
+    const int most = (h->w.hidden + 127) / 128;
+
+    if (h->own_scales)
+        return h->own_scales < most ? h->own_scales : most;
+    return h->w.scale_dtype == EPX_FP32 ? most : (h->w.hidden + 511) / 512;
+}
+
 /* All ranks' tensors of one handle stay below some 24 MiB: fewer tokens first, then less hidden. */
 void prop_shrink(struct prop_case *c)
 {
@@ -214,7 +224,7 @@ void prop_shrink(struct prop_case *c)
             h->w.uneven = 0;
         while (tensor_bytes(h, c->spare_tokens + tokens - h->w.max_tokens) > most && h->w.hidden > unit)
             h->w.hidden = (h->w.hidden / 2 + unit - 1) / unit * unit;
-        h->w.scale_count = h->w.scale_dtype == EPX_FP32 ? (h->w.hidden + 127) / 128 : (h->w.hidden + 511) / 512;
+        h->w.scale_count = scale_count(h);
     }
 }
 
@@ -230,6 +240,17 @@ void prop_force_plain(struct prop_case *c, struct prop_rng *rng)
     h->streams = PROP_DEFAULT_STREAM;
     h->w.dtype = h->out_dtype = h->result_dtype = EPX_BF16;
     h->w.hidden = (h->w.hidden + 7) / 8 * 8;
+}
+
+/* Scales of any number, not one for so many channels. */
+void prop_force_own_fp8(struct prop_case *c, struct prop_rng *rng)
+{
+    for (int i = 0; i < c->nhandles; i++) {
+        struct prop_handle *h = &c->handle[i];
+        h->w.dtype = h->out_dtype = EPX_FP8_E4M3;
+        h->w.hidden = (h->w.hidden + 15) / 16 * 16;
+        h->own_scales = 1 + prop_draw(rng, prop_chance(rng, 50) ? 3 : 60);
+    }
 }
 
 /* Rows of a cast have a multiple of 16 channels. */

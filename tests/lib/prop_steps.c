@@ -307,7 +307,8 @@ static int make_dispatch_outputs(struct actor *a)
     const struct workload *w = &a->w;
     int64_t spare = p->recv_tensor || prop_chance(&a->rng, 50) ? 0 : prop_draw(&a->rng, 9);
     int64_t rows = a->recv.rows + spare;
-    int64_t nscales = p->out_scale_dtype == EPX_FP32 ? (w->hidden + 127) / 128 : (w->hidden + 511) / 512;
+    int64_t cast = p->out_scale_dtype == EPX_FP32 ? (w->hidden + 127) / 128 : (w->hidden + 511) / 512;
+    int64_t nscales = w->dtype == EPX_FP8_E4M3 ? w->scale_count : cast;
     int fp8 = p->out_dtype == EPX_FP8_E4M3;
 
     a->out = (epx_dispatch_outputs)EPX_DISPATCH_OUTPUTS_INIT;

@@ -32,5 +32,6 @@ static void many_ranks(struct prop_case *c, struct prop_rng *rng)
 }
 
 PROP_MAIN("test_prop_ht", EPX_HIGH_THROUGHPUT, {"plain_bf16", 72, 8, plain_bf16}, {"anything_goes", 240, 8, NULL},
-          {"fp8_cast", 90, 8, prop_force_cast}, {"cached_routing_and_backward", 90, 8, cached_routing_and_backward},
-          {"zero_copy", 90, 8, zero_copy}, {"many_ranks", 10, 64, many_ranks})
+          {"fp8_cast", 90, 8, prop_force_cast}, {"own_fp8", 24, 8, prop_force_own_fp8},
+          {"cached_routing_and_backward", 90, 8, cached_routing_and_backward}, {"zero_copy", 90, 8, zero_copy},
+          {"many_ranks", 10, 64, many_ranks})

@@ -35,5 +35,5 @@ static void many_ranks(struct prop_case *c, struct prop_rng *rng)
 }
 
 PROP_MAIN("test_prop_ll", EPX_LOW_LATENCY, {"plain_bf16", 60, 8, plain_bf16}, {"anything_goes", 180, 8, NULL},
-          {"fp8_cast", 72, 8, prop_force_cast}, {"logfmt", 48, 8, logfmt}, {"staged", 90, 8, staged},
-          {"many_ranks", 8, 64, many_ranks})
+          {"fp8_cast", 72, 8, prop_force_cast}, {"own_fp8", 24, 8, prop_force_own_fp8}, {"logfmt", 48, 8, logfmt},
+          {"staged", 90, 8, staged}, {"many_ranks", 8, 64, many_ranks})
