@@ -60,8 +60,12 @@ epx_status epx_mask_left_out(epx_group *group, int *left_out)
 
     if (status == EPX_OK && !left_out)
         status = fail(EPX_ERR_ARGUMENT, "epx_mask_left_out: left_out: expected a pointer, got NULL");
-    if (status == EPX_OK)
-        *left_out = (abort_word(group) & ABORT_LEFT_OUT) != 0;
+    if (status == EPX_OK) {
+        const uint64_t word = abort_word(group);
+
+        /* A rank whose own recovery has failed has a word of its own, and nobody goes on without it. */
+        *left_out = (word & ABORT_LEFT_OUT) && ABORT_RANK(word) != group->rank;
+    }
     return status;
 }
 

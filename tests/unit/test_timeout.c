@@ -416,6 +416,25 @@ static void ranks_that_may_be_masked_write_to_nobody(void **state)
     run_masked(3, nobody_writes_here);
 }
 
+/* The others wait in vain for the last rank. Nobody goes on without anybody. */
+static int clean_without_last(struct fixture *s)
+{
+    int left_out = 0;
+
+    if (fixture_meet(s))
+        return -1;
+    if (s->rank < s->nranks - 1 && (epx_mask_clean(s->group, NULL) != EPX_ERR_TIMEOUT ||
+                                    epx_mask_left_out(s->group, &left_out) != EPX_OK || left_out))
+        return fixture_fail(s, "epx_mask_clean without the last rank");
+    return come_back(s);
+}
+
+static void a_rank_that_is_late_for_mask_clean_leaves_nobody_out(void **state)
+{
+    (void)state;
+    run_masked(3, clean_without_last);
+}
+
 /* ---- Across nodes ------------------------------------------------------------------------------------------------ */
 
 /* These cases are the last ones: nothing is set back. */
@@ -543,6 +562,7 @@ UNIT_MAIN_WITHIN(set_up, NULL, UNIT_CASE("low_latency_dispatch_times_out", times
                  cmocka_unit_test(a_missing_rank_is_masked_and_comes_back),
                  cmocka_unit_test(a_rank_masked_by_hand_is_left_out),
                  cmocka_unit_test(ranks_that_may_be_masked_write_to_nobody),
+                 cmocka_unit_test(a_rank_that_is_late_for_mask_clean_leaves_nobody_out),
                  UNIT_CASE("low_latency_dispatch_times_out_across_nodes", times_out_across_nodes, &ll_dispatch_phase),
                  cmocka_unit_test(a_missing_rank_is_masked_across_nodes),
                  cmocka_unit_test(a_late_rank_of_another_node_is_told),
