@@ -232,7 +232,8 @@ static void swap_runtime(struct sim_net *world, const int *far_rows)
                                          .conns = &sim_conn_ops,
                                          .proxies = world ? &sim_proxy_driver : NULL,
                                          .net_world = world,
-                                         .far_rows = far_rows});
+                                         .far_rows = far_rows,
+                                         .last_error = sim_last_error});
 }
 
 int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg), void *arg,

@@ -49,6 +49,11 @@ const void *sim_task_id(void)
     return sim.current;
 }
 
+char *sim_last_error(void)
+{
+    return sim.current ? sim.current->last_error : NULL;
+}
+
 void sim_set_data(void *data)
 {
     sim.current->data = data;

@@ -88,6 +88,8 @@ int sim_spawn(enum sim_kind kind, int rank, int index, void (*fn)(void *), void 
 int sim_rank(void);
 /* The running task, to be compared; NULL outside. */
 const void *sim_task_id(void);
+/* Where the running task's epx_last_error() is; NULL outside. */
+char *sim_last_error(void);
 /* Whatever the running task keeps for itself; NULL at first. */
 void sim_set_data(void *data);
 void *sim_data(void);

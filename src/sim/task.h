@@ -16,6 +16,7 @@
 
 #include "sim/fiber.h"
 #include "sim/sched.h"
+#include "util/runtime.h"
 
 enum { SIM_KEYS = 1 << 12 };
 
@@ -38,6 +39,7 @@ struct sim_task {
     void (*fn)(void *);
     void *arg, *data;
     struct sim_task *next; /* spare, or parked with a key of the same hash */
+    char last_error[RUNTIME_ERROR_BYTES];
 };
 
 struct rank_state {

@@ -27,7 +27,12 @@ struct runtime {
     /* Most rows that a rank sends to one rank of another node in low latency, where a simulation knows it: receive
      * buffers are no larger, so that thousands of ranks fit into memory. NULL or 0: any number. */
     const int *far_rows;
+    /* Where epx_last_error() of the caller is kept, RUNTIME_ERROR_BYTES. Else, and where it returns NULL: in its
+     * thread. */
+    char *(*last_error)(void);
 };
+
+enum { RUNTIME_ERROR_BYTES = 1024 };
 
 /* Never NULL, and now_ns and pause_ns are always set. */
 const struct runtime *runtime(void);

@@ -7,15 +7,22 @@
 #include <string.h>
 
 #include "util/log.h"
+#include "util/runtime.h"
 
-enum { MESSAGE_BYTES = 1024 };
+enum { MESSAGE_BYTES = RUNTIME_ERROR_BYTES };
 
-static _Thread_local char last_message[MESSAGE_BYTES];
+static char *last_message(void)
+{
+    static _Thread_local char of_thread[MESSAGE_BYTES];
+    char *given = runtime()->last_error ? runtime()->last_error() : NULL;
+
+    return given ? given : of_thread;
+}
 
 /* Publishes a finished sentence. Built aside first, because an argument of fail() may be epx_last_error() itself. */
 static void remember(const char *sentence)
 {
-    memcpy(last_message, sentence, strlen(sentence) + 1);
+    memcpy(last_message(), sentence, strlen(sentence) + 1);
     log_line(LOG_INFO, "%s", sentence);
 }
 
@@ -55,7 +62,7 @@ epx_status fail_errno(epx_status status, const char *format, ...)
 
 const char *epx_last_error(void)
 {
-    return last_message;
+    return last_message();
 }
 
 const char *epx_strerror(epx_status status)
