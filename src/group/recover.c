@@ -9,7 +9,8 @@
  *   all have closed their networks     no rank sets abort words any more
  *   reset                              epochs, signals and counters to the greatest of all; the mask to the members;
  *                                      others take over as relays for ranks that are left out
- *   2nd all-gather: all have reset     the members open the network again
+ *   all have reset                     nobody erases abort words any more: one that is set from here on stays
+ *   all have opened the network again  the last step: whoever is not told that ends what the others begin
  */
 #include "group/recover.h"
 
@@ -165,9 +166,10 @@ static epx_status forget_operations(struct epx_group *group)
 }
 
 /*
- * This rank has reset its state, and is not told the result of the last step. Ranks to which the leader told it before
- * it ended, or stopped, have recovered, and count on this rank, which has not: their next operation ends at once, and
- * all meet again. Without that, low latency would mask the ranks that were not told, though they are well. A rank that
+ * This rank is not told the result of the last step. Ranks to which the leader told it before it ended, or stopped,
+ * have recovered, and count on this rank, which has not: their next operation ends at once, and all meet again. So does
+ * that of the leader, should it wake up and find that all had come to this step. Without that, low latency would mask
+ * the ranks that were not told, though they are well. All have reset their state: nobody erases the word. A rank that
  * has failed too has its word already. Where nobody was told yet, because one is late for the step, all recover once
  * more.
  */
@@ -179,9 +181,9 @@ static void end_operations(void *arg)
         group_abort(group, EPX_ERR_TIMEOUT, membership_coordinator(group->membership));
 }
 
-static void fail_restart(struct epx_group *group, epx_status status, int has_reset)
+static void fail_restart(struct epx_group *group, epx_status status, int all_reset)
 {
-    if (group->membership && has_reset && status == EPX_ERR_PEER)
+    if (group->membership && all_reset && status == EPX_ERR_PEER)
         end_operations(group);
     group_abort_alone(group, status);
 }
@@ -198,34 +200,47 @@ static epx_status last_step(struct epx_group *group, epx_status status)
     return status;
 }
 
-/* Collective over the ranks that handshake_allgather() reaches. *has_reset: what failed came later, and others may have
+/* The members' own state, which starts again from `epochs`. */
+static epx_status reset(struct epx_group *group, const uint8_t *out, const uint64_t *epochs)
+{
+    epx_status status = set_members(group, out);
+
+    if (status == EPX_OK)
+        status = group_await_writers(group, out);
+    return status == EPX_OK ? reset_device(group, epochs) : status;
+}
+
+static epx_status open_net(struct epx_group *group)
+{
+    epx_status status;
+
+    if (group->nnodes == 1)
+        return EPX_OK;
+    memset(&group->net_base, 0, sizeof(group->net_base));
+    status = group_net_open(group);
+    return status == EPX_OK ? group_device_rings(group) : status;
+}
+
+/* Collective over the ranks that handshake_allgather() reaches. *all_reset: what failed came later, and others may have
  * recovered. */
-static epx_status restart(struct epx_group *group, const uint8_t *out, int replaced, int *has_reset)
+static epx_status restart(struct epx_group *group, const uint8_t *out, int replaced, int *all_reset)
 {
     uint64_t epochs[OP_COUNT];
     epx_status status = gather_epochs(group, epochs);
 
-    *has_reset = 0;
+    *all_reset = 0;
     if (status == EPX_OK) {
         /* Until all have closed theirs, a proxy of this node may set abort words. */
         status = handshake_ready(group, group_net_close(group));
         if (status == EPX_OK && replaced)
             status = handshake_ready(group, handshake_heaps_again(group));
         if (status == EPX_OK)
-            status = set_members(group, out);
-        if (status == EPX_OK)
-            status = group_await_writers(group, out);
-        if (status == EPX_OK)
-            status = reset_device(group, epochs);
-        *has_reset = status == EPX_OK;
-        status = group->nnodes > 1 ? handshake_ready(group, status) : last_step(group, status);
+            status = reset(group, out, epochs);
+        status = handshake_ready(group, status);
     }
-    if (status == EPX_OK && group->nnodes > 1) {
-        memset(&group->net_base, 0, sizeof(group->net_base));
-        status = group_net_open(group);
-        if (status == EPX_OK)
-            status = group_device_rings(group);
-        status = last_step(group, status);
+    if (status == EPX_OK) {
+        *all_reset = 1;
+        status = last_step(group, open_net(group));
     }
     if (status == EPX_OK) {
         memcpy(group->restarted, epochs, sizeof(epochs));
@@ -234,7 +249,7 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
     if (status == EPX_OK && replaced)
         join_done(group, out);
     if (status != EPX_OK)
-        fail_restart(group, status, *has_reset);
+        fail_restart(group, status, *all_reset);
     return status;
 }
 
@@ -275,7 +290,7 @@ static epx_status add_doubt(void)
 static epx_status attempt(struct epx_group *group, struct join_round *join, uint8_t *out, int *again)
 {
     epx_status status = own_mask(group, join->unmask, out);
-    int has_reset = 0;
+    int all_reset = 0;
 
     *again = 0;
     if (status != EPX_OK)
@@ -293,8 +308,8 @@ static epx_status attempt(struct epx_group *group, struct join_round *join, uint
     group->use_membership = 1;
     status = join_roll_call(group, join, out);
     if (status == EPX_OK && !join->admitted)
-        status = restart(group, out, join->replaced, &has_reset);
-    join->untold |= has_reset && status == EPX_ERR_PEER;
+        status = restart(group, out, join->replaced, &all_reset);
+    join->untold |= all_reset && status == EPX_ERR_PEER;
     group->use_membership = 0;
     /* Without memory this rank is like one that has gone for the others: they meet it again. */
     *again = status == EPX_ERR_PEER || status == EPX_ERR_MEMORY || (status == EPX_OK && join->admitted);
@@ -327,7 +342,7 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
 epx_status group_recover(struct epx_group *group, const char *call, int unmask)
 {
     uint8_t *out = group->recovery_out;
-    int has_reset;
+    int all_reset;
     epx_status status = group->device->ops->stream_sync(group->device, group->default_stream);
 
     group->call = call;
@@ -338,7 +353,7 @@ epx_status group_recover(struct epx_group *group, const char *call, int unmask)
     if (status == EPX_OK)
         status = group_net_responsive(group);
     if (status == EPX_OK)
-        status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out, 0, &has_reset);
+        status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out, 0, &all_reset);
     return status;
 }
 

@@ -2,7 +2,7 @@
 /*
  * A rank that dies: its process is killed while the others work. They learn of it, go on without it in both modes, on
  * one node and on two, and nobody waits for it a second time. And one that is stopped until ranks of another node have
- * masked it, and then goes on. ctest: cost=34 labels=ranks
+ * masked it, and then goes on; and one that stops while it leads a recovery. ctest: cost=34 labels=ranks
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,9 +20,10 @@
 #include "tests/lib/slow.h"
 #include "tests/lib/unit.h"
 
-enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000, LATE_MS = 1500 };
-/* Results that tell whether all are well, one to each other rank: of one step before the last, of two between nodes. */
-enum { RESULT_BYTES = RANKS * 216, TOLD_RESULTS = RANKS + 1, TOLD_BETWEEN_NODES = 2 * RANKS };
+enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000, LATE_MS = 1500, STOP_MS = 1000 };
+/* Results that tell whether all are well, one to each other rank: that all have closed their networks, that all have
+ * reset their state, and those of the last step, of which rank 1 is told first. */
+enum { RESULT_BYTES = RANKS * 216, TOLD_CLOSED = RANKS - 1, TOLD_RESET = 2 * (RANKS - 1), TOLD_ONE = TOLD_RESET + 1 };
 
 /* ---- Ranks as processes, which meet in shared memory ------------------------------------------------------------- */
 
@@ -79,6 +80,8 @@ struct story {
     int ranks_per_node;
     int lives; /* the last rank */
     int first; /* rank 0 dies, not the last one */
+    int stops; /* rank 0 lives too: when it stops it goes on after so many percent of a deadline */
+    int at;    /* ... behind so many results */
 };
 
 static int run_rank(struct fixture *s)
@@ -95,7 +98,7 @@ static int be_rank(struct story *story, int rank)
 {
     struct table_rank self = {rank};
     epx_bootstrap boot = EPX_BOOTSTRAP_INIT;
-    epx_group_config config = fixture_config(slow_ms(story->lives ? LATE_MS : DEADLINE_MS));
+    epx_group_config config = fixture_config(slow_ms(story->stops ? STOP_MS : story->lives ? LATE_MS : DEADLINE_MS));
     int rc;
 
     boot.rank = rank;
@@ -126,7 +129,14 @@ static int run_story(struct story *story)
     }
     for (int r = 0; r < RANKS; r++) {
         int status = 0;
-        assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+        assert_int_equal(waitpid(pids[r], &status, r == 0 && story->stops ? WUNTRACED : 0), pids[r]);
+        if (WIFSTOPPED(status)) {
+            usleep((useconds_t)slow_ms(STOP_MS) * 10 * (useconds_t)story->stops);
+            kill(pids[r], SIGCONT);
+            assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+        } else if (r == 0 && story->stops) {
+            failures++; /* it has not stopped */
+        }
         if (r == (story->first ? 0 : LAST) && !story->lives)
             failures += !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL;
         else
@@ -344,20 +354,22 @@ static void a_rank_that_another_node_has_masked_is_told(void **state)
         print_message("skipped: %s\n", text);
         skip();
     }
-    assert_int_equal(run_story(&(struct story){masked_while_stopped, 2, 1, 0}), 0);
+    assert_int_equal(run_story(&(struct story){.run = masked_while_stopped, .ranks_per_node = 2, .lives = 1}), 0);
 }
 
 /* ---- Tests ------------------------------------------------------------------------------------------------------- */
 
-/* libc's. The results of the last two steps of a recovery, which tell whether all ranks are well, have a size of their
- * own; the coordinator tells them to ranks 1, 2 and 3. */
-static int results_left; /* of these until this process dies; 0: it lives */
+/* libc's. The results of three steps of a recovery, which tell whether all ranks are well, have a size of their own.
+ * The coordinator tells them to ranks 1, 2 and 3. */
+static int results_left, results_signal; /* of these until the signal is raised; 0: never */
 
 ssize_t send(int fd, const void *data, size_t bytes, int flags)
 {
+    const ssize_t sent = sendto(fd, data, bytes, flags, NULL, 0);
+
     if (results_left && bytes >= RESULT_BYTES && bytes < RESULT_BYTES + 100 && --results_left == 0)
-        raise(SIGKILL);
-    return sendto(fd, data, bytes, flags, NULL, 0);
+        raise(results_signal);
+    return sent;
 }
 
 /* Rank 1 has recovered, ranks 2 and 3 have not: it hears of that in its next operation, and all of them go on. It calls
@@ -370,7 +382,8 @@ static int tell_one(struct fixture *s, int cleans)
     if (s->rank == 0) {
         if (!cleans)
             group_abort(s->group, EPX_ERR_TIMEOUT, 2);
-        results_left = s->group->nnodes > 1 ? TOLD_BETWEEN_NODES : TOLD_RESULTS;
+        results_left = TOLD_ONE;
+        results_signal = SIGKILL;
     }
     while (!cleans && !abort_word(s->group))
         usleep(200);
@@ -408,10 +421,72 @@ static void a_recovery_that_one_rank_heard_of_is_repeated(void **state)
     char text[256];
 
     (void)state;
-    assert_int_equal(run_story(&(struct story){coordinator_tells_one, 0, 0, 1}), 0);
-    assert_int_equal(run_story(&(struct story){coordinator_tells_one_that_cleans, 0, 0, 1}), 0);
+    assert_int_equal(run_story(&(struct story){.run = coordinator_tells_one, .first = 1}), 0);
+    assert_int_equal(run_story(&(struct story){.run = coordinator_tells_one_that_cleans, .first = 1}), 0);
     if (net_ofi_ops.probe("tcp", text, sizeof(text)) == EPX_OK)
-        assert_int_equal(run_story(&(struct story){coordinator_tells_one_that_cleans, 2, 0, 1}), 0);
+        assert_int_equal(
+            run_story(&(struct story){.run = coordinator_tells_one_that_cleans, .ranks_per_node = 2, .first = 1}), 0);
+}
+
+/* Ranks 1 to 3 are well: nobody says of them with certainty that they are at fault. Rank 0 may be named. */
+static int expect_no_accusation(struct fixture *s, int recovers)
+{
+    epx_error_info info = EPX_ERROR_INFO_INIT;
+
+    if (recovers && !strstr(epx_last_error(), "may "))
+        return fixture_fail(s, "a recovery is sure of who is at fault");
+    (void)epx_group_error(s->group, &info);
+    return info.peer <= 0 || strstr(info.message, "may ") ? 0 : fixture_fail(s, info.message);
+}
+
+/* The leader stops in the midst of a recovery, and goes on some time later. Whoever was told goes on, and hears of the
+ * others; those that were not told give up, and meet it again. The leader finds, when it goes on, that all had come to
+ * the next step, and must not go on by itself: they have given up since, and nothing that says so may be lost when it
+ * resets its state. In the end all are there. */
+static int leader_stops(struct fixture *s)
+{
+    const struct story *story = s->arg;
+    int good = 0;
+
+    if (s->rank == 0) {
+        results_left = story->at;
+        results_signal = SIGSTOP;
+    }
+    for (int turn = 0; turn < 8 && !good; turn++) {
+        const epx_status status = turn ? epx_group_error_clear(s->group) : epx_mask_clean(s->group, NULL);
+
+        if (status != EPX_OK && expect_no_accusation(s, 1))
+            return -1;
+        s->w.round = 50;
+        if (status == EPX_OK) {
+            good = fixture_ll(s) == 0;
+            if (!good && (!strncmp(s->why, "low latency: ", 13) || expect_no_accusation(s, 0)))
+                return -1;
+        }
+    }
+    if (!good || expect_mask(s, 1))
+        return fixture_fail(s, "not all ranks go on together");
+    return fixture_meet(s) || fixture_ht(s) ? -1 : 0;
+}
+
+/* Before anybody gives up, and when all have: the steps of a recovery have two deadlines each. */
+static void a_leader_that_stops_leaves_nobody_behind(void **state)
+{
+    static const struct story stories[] = {
+        {.run = leader_stops, .lives = 1, .stops = 75, .at = TOLD_ONE},
+        {.run = leader_stops, .lives = 1, .stops = 250, .at = TOLD_CLOSED},
+        {.run = leader_stops, .lives = 1, .stops = 250, .at = TOLD_RESET},
+        {.run = leader_stops, .lives = 1, .stops = 250, .at = TOLD_ONE, .ranks_per_node = 2}};
+    char text[256];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(stories) / sizeof(*stories); i++) {
+        struct story story = stories[i];
+
+        if (story.ranks_per_node && net_ofi_ops.probe("tcp", text, sizeof(text)) != EPX_OK)
+            continue;
+        assert_int_equal(run_story(&story), 0);
+    }
 }
 
 static void both_ways(void **state)
@@ -419,11 +494,11 @@ static void both_ways(void **state)
     const fixture_fn run = (fixture_fn)(uintptr_t)*state;
     char text[256];
 
-    assert_int_equal(run_story(&(struct story){run, 0, 0, 0}), 0);
+    assert_int_equal(run_story(&(struct story){.run = run}), 0);
     if (net_ofi_ops.probe("tcp", text, sizeof(text)) != EPX_OK)
         fprintf(stderr, "not across nodes: %s\n", text);
     else
-        assert_int_equal(run_story(&(struct story){run, 2, 0, 0}), 0);
+        assert_int_equal(run_story(&(struct story){.run = run, .ranks_per_node = 2}), 0);
 }
 
 int main(void)
@@ -436,6 +511,7 @@ int main(void)
         UNIT_CASE("cleaning_the_mask_does_not_wait_for_the_dead", both_ways, cleaned),
         cmocka_unit_test(a_rank_that_another_node_has_masked_is_told),
         cmocka_unit_test(a_recovery_that_one_rank_heard_of_is_repeated),
+        cmocka_unit_test(a_leader_that_stops_leaves_nobody_behind),
     };
 
     setenv("EPX_NET", "ofi:tcp", 1);

@@ -310,6 +310,15 @@ static void seeds_with_late_ranks_that_have_found_something(void **state)
                   (struct sim_case_options){.modes = seeds[i].modes, .faults = SIM_FAULT_LATE});
 }
 
+/* The same with faults in a recovery: the leader stopped, and erased, when it went on, the abort words of ranks that
+ * had given up meanwhile. */
+static void a_seed_of_a_recovery_that_has_found_something(void **state)
+{
+    (void)state;
+    run_seeds("a_seed_of_a_recovery_that_has_found_something", 125500000258, 1,
+              (struct sim_case_options){.modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_RECOVER});
+}
+
 /* The same seed takes the same steps: a failure can be looked at again. */
 static void a_seed_replays_exactly(void **state)
 {
@@ -346,6 +355,7 @@ int main(void)
         cmocka_unit_test(the_living_do_not_wait_for_the_dead),
         cmocka_unit_test(seeds_that_have_found_something),
         cmocka_unit_test(seeds_with_late_ranks_that_have_found_something),
+        cmocka_unit_test(a_seed_of_a_recovery_that_has_found_something),
         cmocka_unit_test(a_seed_replays_exactly),
         cmocka_unit_test(on_one_node),
         cmocka_unit_test(low_latency_across_nodes),
