@@ -40,6 +40,7 @@
  * b AG_ROLLED                        before a loop that is not worth more code
  *   AG_LOOK_AHEAD                    1 where AG_PREFETCH of the next step's row is worth computing its address
  * o AG_PREFETCH(ptr)                 prefetches the first bytes of a row
+ * o AG_WILL_WRITE(ag, bytes)         ranks of the node are about to write so many bytes of rows, all together
  * o AG_ROW_BYTES(bytes)              bytes of rows as the machine would have them: those of a prediction are small
  * b AG_LINE                          bytes of a cache line
  * b ag_fetch(ptr)                    prefetches one line; each lane
@@ -206,6 +207,9 @@
 
 #ifndef AG_ROW_BYTES
 #define AG_ROW_BYTES(bytes) (bytes)
+#endif
+#ifndef AG_WILL_WRITE
+#define AG_WILL_WRITE(ag, bytes) ((void)0)
 #endif
 #ifndef AG_PREFETCH
 #define AG_PREFETCH(ptr) ((void)(ptr))

@@ -226,6 +226,8 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
 {
     if (stage_runs(ag, HD_READY) && hd_ready(ag, p, epoch))
         return 1;
+    AG_WILL_WRITE(ag, (uint64_t)p->g->node_size * (uint64_t)p->h->state->filled_rows *
+                          (uint64_t)p->signature.hidden_bytes); /* if the others receive as many rows */
     STAGE_MARK(ag, HD_READY, MARK_READY);
     if (stage_runs(ag, HD_ROWS) && hd_rows(ag, p))
         return 1;

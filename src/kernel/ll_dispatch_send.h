@@ -415,6 +415,8 @@ KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p,
             return 1;
     }
     AG_MARK(ag, MARK_PLACES);
+    AG_WILL_WRITE(ag, (uint64_t)g->node_size * (uint64_t)p->route.ntokens * (uint64_t)p->route.topk_n *
+                          (uint64_t)p->signature.hidden_bytes); /* if the others have as many tokens */
     for (int item = ag_index(ag); item < p->route.ntokens * slices; item += ag_count(ag)) {
         const struct ll_part part = ll_part(p, item, width, slices);
         ll_write_part(ag, p, epoch, &part, scratch);

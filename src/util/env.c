@@ -47,6 +47,9 @@ static const struct env_entry entries[] = {
      "Vector instructions of the CPU device: base, avx2, avx512 or avx512bf16; on aarch64 base or bf16. Results are "
      "the "
      "same"},
+    {"EPX_CPU_CACHE_BYTES", "", "half of the last cache",
+     "CPU device on x86_64: where the ranks of a node write more bytes of rows in a dispatch, they write past the "
+     "cache"},
     {"EPX_ALLOC_BYTES", "", "4G", "Address space per rank from which epx_alloc serves"},
     {"EPX_HT_BUFFER_BYTES", "", "400M",
      "High throughput: most bytes of the slots for rows between nodes, per rank, where the group's configuration says "

@@ -40,7 +40,7 @@ struct spans {
 
 /* One operation: where the rows of every token go. */
 struct bound_plan {
-    int ranks, tokens, passes, processes;
+    int ranks, tokens, passes, processes, past_cache;
     size_t row, stride; /* bytes of a row; of a row with its padding */
     int32_t *count;     /* [ranks * tokens]: places */
     uint64_t *places;   /* [ranks * tokens * EPX_MAX_TOPK]: offsets */
@@ -113,6 +113,7 @@ static void plan_rows(struct bound_plan *p, const struct bench_config *c, uint64
     place_rows(p, c, at);
     p->total = end;
     p->bytes = (double)rows * (double)p->row;
+    p->past_cache = math_past_cache((uint64_t)p->bytes); /* as EPX does */
     p->passes = p->bytes > 0 ? 1 + (int)(SPAN_BYTES / p->bytes) : 0;
 }
 
@@ -150,7 +151,7 @@ static void write_rows(const struct bound_plan *p, int process)
             to[n] = p->memory + p->places[i * EPX_MAX_TOPK + (size_t)n];
         if (i + 1 < end)
             prefetch(from + p->stride);
-        math_copy_many(to, p->count[i], from, p->row);
+        (p->past_cache ? math_copy_many_past : math_copy_many)(to, p->count[i], from, p->row);
     }
 }
 

@@ -26,7 +26,8 @@ struct agent {
     uint64_t timeout_ns;   /* set by the kernel's prologue from its parameters */
     struct doorbell *bell; /* this rank's, likewise */
     const uint64_t *abort_word;
-    void *scratch; /* agent_scratch() */
+    int past_cache; /* rows are written past the cache: AG_WILL_WRITE */
+    void *scratch;  /* agent_scratch() */
     size_t scratch_bytes;
     uint64_t waits, wait_ns;                     /* statistics, collected by the kernel's epilogue */
     uint64_t wait_left, wait_spent, wait_before; /* kernel/wait_word.h */

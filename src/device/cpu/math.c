@@ -3,6 +3,7 @@
 #include "device/cpu/math.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -130,6 +131,31 @@ void math_fill_zero(void *to, size_t bytes)
 void math_copy_many(void *const *to, int n, const void *from, size_t bytes)
 {
     math_level_used()->copy_many(to, n, from, bytes);
+}
+
+void math_copy_many_past(void *const *to, int n, const void *from, size_t bytes)
+{
+    math_level_used()->copy_many_past(to, n, from, bytes);
+}
+
+/* Half of the last cache, which others use too; EPX_CPU_CACHE_BYTES says another one. */
+static uint64_t cache_bytes(void)
+{
+    const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+
+    return (uint64_t)env_int("EPX_CPU_CACHE_BYTES", bytes > 0 ? bytes / 2 : INT64_MAX, 0, INT64_MAX);
+}
+
+int math_past_cache(uint64_t bytes)
+{
+    static uint64_t room; /* shared; whoever finds 0 stores what everybody else would, and 1 more */
+    uint64_t most = __atomic_load_n(&room, __ATOMIC_RELAXED);
+
+    if (!most) {
+        most = cache_bytes() + 1;
+        __atomic_store_n(&room, most, __ATOMIC_RELAXED);
+    }
+    return bytes >= most;
 }
 
 void math_cast_fp8(uint8_t *q, void *scales, enum scale_kind kind, int round_scale, const void *x, int dtype,

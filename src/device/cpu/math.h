@@ -14,6 +14,10 @@ enum row_format { ROW_PLAIN = 0, ROW_LOGFMT = 1, ROW_NVFP4 = 2, ROW_ROUNDED = 3 
 void math_copy(void *to, const void *from, size_t bytes);
 /* Reads once, writes n copies. */
 void math_copy_many(void *const *to, int n, const void *from, size_t bytes);
+/* The same with stores past the cache, for data that does not fit it: math_past_cache() of all bytes that are written
+ * and read together. */
+void math_copy_many_past(void *const *to, int n, const void *from, size_t bytes);
+int math_past_cache(uint64_t bytes);
 void math_fill_zero(void *to, size_t bytes);
 
 /*

@@ -16,6 +16,7 @@
 static const struct math_ops MATH_TABLE = {
     .name = MATH_NAME,
     .copy_many = copy_many,
+    .copy_many_past = copy_many_past,
     .cast_fp8 = cast_fp8,
     .logfmt_bound = logfmt_bound,
     .logfmt_encode = logfmt_encode,

@@ -16,6 +16,7 @@
 struct math_ops {
     const char *name;
     void (*copy_many)(void *const *to, int n, const void *from, size_t bytes);
+    void (*copy_many_past)(void *const *to, int n, const void *from, size_t bytes);
     void (*cast_fp8)(uint8_t *q, void *scales, enum scale_kind kind, int round_scale, const void *x, int dtype,
                      int hidden);
     size_t (*logfmt_bound)(int hidden);

@@ -110,6 +110,37 @@ VEC_INLINE void vec_store(void *to, vu32 v)
     memcpy(to, &v, sizeof(v));
 }
 
+/* Past the caches, where the machine has stores for that; `to` is a multiple of VEC_BYTES. Other stores do not wait for
+ * them: vec_streamed() comes before anything that says that they are done. */
+#if defined(__x86_64__)
+#define VEC_STREAMS 1
+VEC_INLINE void vec_stream(void *to, vu32 v)
+{
+#if VEC_BYTES == 64
+    _mm512_stream_si512((__m512i *)to, (__m512i)v);
+#elif VEC_BYTES == 32
+    _mm256_stream_si256((__m256i *)to, (__m256i)v);
+#else
+    _mm_stream_si128((__m128i *)to, (__m128i)v);
+#endif
+}
+
+VEC_INLINE void vec_streamed(void)
+{
+    _mm_sfence();
+}
+#else
+#define VEC_STREAMS 0
+VEC_INLINE void vec_stream(void *to, vu32 v)
+{
+    vec_store(to, v);
+}
+
+VEC_INLINE void vec_streamed(void)
+{
+}
+#endif
+
 /* Lanes of `mask` are all ones or all zeros. */
 VEC_INLINE vu32 vec_select(vu32 mask, vu32 yes, vu32 no)
 {

@@ -36,6 +36,7 @@
 /* The hardware follows a row once it has seen its beginning; this covers that. */
 #define PREFETCH_BYTES 512
 #define AG_PREFETCH(ptr) cpu_prefetch(ptr)
+#define AG_WILL_WRITE(ag, bytes) ((ag)->past_cache = math_past_cache(bytes))
 
 /* A wait that only learns whom it is for has begun before. */
 KFN void cpu_waits(struct agent *ag, int phase, int peer)
@@ -67,6 +68,7 @@ KFN void ag_begin(struct agent *ag, uint64_t timeout_ns, struct control *own)
     ag->abort_word = &own->abort_word;
     ag->waits = 0;
     ag->wait_ns = 0;
+    ag->past_cache = 0;
 }
 
 KFN int ag_index(const struct agent *ag)
@@ -363,8 +365,7 @@ KFN void ag_copy_words(struct agent *ag, const struct word_set *set, int n, cons
 
 KFN void ag_copy_many(struct agent *ag, const struct copy_set *set, int n, const void *from, size_t bytes)
 {
-    (void)ag;
-    math_copy_many(set->to, n, from, bytes);
+    (ag->past_cache ? math_copy_many_past : math_copy_many)(set->to, n, from, bytes);
 }
 
 KFN void sum_set_put(struct agent *ag, struct sum_set *set, int i, const void *data, float weight, int format)
@@ -430,7 +431,7 @@ KFN void ag_cast_fp8_many(struct agent *ag, const struct copy_set *set, const st
     char *scales = scratch + (((size_t)channels + 15) & ~(size_t)15);
 
     ag_cast_fp8(ag, scratch, scales, ue8m0, round_scale, x, dtype, channels);
-    math_copy_many(set->to, n, scratch, (size_t)channels);
+    (ag->past_cache ? math_copy_many_past : math_copy_many)(set->to, n, scratch, (size_t)channels);
     ag_copy_words(ag, words, n, scales, 4, ue8m0 ? (blocks + 3) / 4 : blocks);
 }
 
