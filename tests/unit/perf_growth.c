@@ -7,14 +7,18 @@
  *
  *     perf_growth [mode [ranks,ranks,... [ranks_per_node [rounds [tokens [hidden]]]]]]
  *
- * mode: ll, ht; 0 ranks per node: one node
+ * mode: ll, ht; 0 ranks per node: one node; plain: the same copies and sums between the same processes without EPX,
+ * and past: those with stores past the cache. What grows there is the machine's.
  */
+#include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "device/cpu/math.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 
@@ -22,12 +26,15 @@ enum { TOPK = 4, WARMUP = 3 };
 
 struct setting {
     int ht, ranks, per_node, rounds, tokens, hidden;
+    int plain, past;
 };
 
 struct shared {
     struct setting set;
     double total_us[1024];
     int switches[1024];
+    uint32_t come, gone; /* of the plain program's barrier */
+    char *memory;        /* its rows: of each rank x, sums, and what it receives */
 };
 
 struct job {
@@ -123,6 +130,74 @@ static double own_us(int *switches)
     return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e6 + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
+/* ---- Without EPX ------------------------------------------------------------------------------------------------- */
+
+static void meet(struct shared *s)
+{
+    const uint32_t seen = __atomic_load_n(&s->gone, __ATOMIC_ACQUIRE);
+
+    if (__atomic_add_fetch(&s->come, 1, __ATOMIC_ACQ_REL) == (uint32_t)s->set.ranks) {
+        s->come = 0;
+        __atomic_store_n(&s->gone, seen + 1, __ATOMIC_RELEASE);
+        syscall(SYS_futex, &s->gone, FUTEX_WAKE, s->set.ranks, NULL, NULL, 0);
+    }
+    while (__atomic_load_n(&s->gone, __ATOMIC_ACQUIRE) == seen)
+        syscall(SYS_futex, &s->gone, FUTEX_WAIT, seen, NULL, NULL, 0);
+}
+
+static size_t plain_row(const struct setting *s, int rank, int row)
+{
+    return ((size_t)rank * (size_t)s->tokens * (TOPK + 2) + (size_t)row) * (size_t)s->hidden * 2;
+}
+
+/* Where the k-th row of token t of `rank` goes; the number of tokens times TOPK is a multiple of that of ranks. */
+static char *plain_place(const struct shared *shared, int rank, int t, int k)
+{
+    const struct setting *s = &shared->set;
+    const int i = t * TOPK + k, from_each = s->tokens * TOPK / s->ranks;
+
+    return shared->memory + plain_row(s, (rank + 1 + i) % s->ranks, 2 * s->tokens + rank * from_each + i / s->ranks);
+}
+
+static void plain_pair(struct shared *shared, int rank)
+{
+    const struct setting *s = &shared->set;
+
+    meet(shared);
+    for (int t = 0; t < s->tokens; t++) {
+        void *to[TOPK];
+        for (int k = 0; k < TOPK; k++)
+            to[k] = plain_place(shared, rank, t, k);
+        (s->past ? math_copy_many_past : math_copy_many)(to, TOPK, shared->memory + plain_row(s, rank, t),
+                                                         (size_t)s->hidden * 2);
+    }
+    meet(shared);
+    for (int t = 0; t < s->tokens; t++) {
+        struct reduce_row rows[TOPK];
+        for (int k = 0; k < TOPK; k++)
+            rows[k] = (struct reduce_row){.data = plain_place(shared, rank, t, k), .weight = 0.25f};
+        math_reduce(shared->memory + plain_row(s, rank, s->tokens + t), EPX_BF16, s->hidden, rows, TOPK, 1, NULL, NULL);
+    }
+}
+
+static int be_plain(int rank, void *arg)
+{
+    struct shared *shared = arg;
+    double before = 0;
+    int switched = 0;
+
+    for (int i = 0; i < WARMUP + shared->set.rounds; i++) {
+        if (i == WARMUP)
+            before = own_us(&switched);
+        plain_pair(shared, rank);
+    }
+    shared->total_us[rank] = own_us(&shared->switches[rank]) - before;
+    shared->switches[rank] -= switched;
+    return 0;
+}
+
+/* ---- With it ----------------------------------------------------------------------------------------------------- */
+
 static int be_rank(int rank, void *arg)
 {
     struct shared *shared = arg;
@@ -154,24 +229,34 @@ static double measure(const struct setting *s)
     int failed;
 
     shared->set = *s;
+    shared->memory = s->plain ? child_share(plain_row(s, s->ranks, 0)) : NULL;
     child_world(s->ranks);
-    child_start_ranks(pids, s->ranks, be_rank, shared);
+    child_start_ranks(pids, s->ranks, s->plain ? be_plain : be_rank, shared);
     failed = child_failures(pids, s->ranks);
+    if (s->plain)
+        child_unshare(shared->memory, plain_row(s, s->ranks, 0));
     for (int r = 0; r < s->ranks; r++) {
         sum += shared->total_us[r];
         switches += shared->switches[r];
     }
     printf(
         "%s %4d ranks, %d per node, %d tokens of %d: %8.1f us of processor time, %.1f switches of a rank in a round%s",
-        s->ht ? "ht" : "ll", s->ranks, s->per_node, s->tokens, s->hidden, sum / s->ranks / s->rounds,
-        switches / s->ranks / s->rounds, failed ? "  FAILED" : "");
+        s->past    ? "past"
+        : s->plain ? "plain"
+        : s->ht    ? "ht"
+                   : "ll",
+        s->ranks, s->per_node, s->tokens, s->hidden, sum / s->ranks / s->rounds, switches / s->ranks / s->rounds,
+        failed ? "  FAILED" : "");
     child_unshare(shared, sizeof(*shared));
     return failed ? -1 : sum / s->ranks / s->rounds;
 }
 
 int main(int argc, char **argv)
 {
-    struct setting s = {.ht = argc > 1 && !strcmp(argv[1], "ht"),
+    const char *mode = argc > 1 ? argv[1] : "ll";
+    struct setting s = {.ht = !strcmp(mode, "ht"),
+                        .past = !strcmp(mode, "past"),
+                        .plain = !strcmp(mode, "past") || !strcmp(mode, "plain"),
                         .per_node = argc > 3 ? atoi(argv[3]) : 0,
                         .rounds = argc > 4 ? atoi(argv[4]) : 30,
                         .tokens = argc > 5 ? atoi(argv[5]) : 128,
@@ -185,7 +270,7 @@ int main(int argc, char **argv)
         double us;
 
         s.ranks = atoi(at);
-        if (s.ranks <= TOPK || s.ranks > 1024)
+        if (s.ranks <= TOPK || s.ranks > 1024 || (s.plain && s.tokens * TOPK % s.ranks))
             return 2;
         us = measure(&s);
         if (us < 0)
