@@ -72,11 +72,16 @@ KFN void mark_span(struct agent *ag, uint64_t since_ns)
 }
 
 /* Lane 0, which has waited since then. Of other agents than the first one, waits for signals alone: they mostly wait
- * for each other. */
-KFN_STEP void mark_waited(struct agent *ag, uint64_t start_ns)
+ * for each other. A part of a long wait that ended without the signal does not name it. */
+KFN_STEP void mark_waited(struct agent *ag, uint64_t start_ns, int is_over)
 {
-    if (ag->index == 0 || ag->wait_kind >= 0)
+    const int kind = ag->wait_kind;
+
+    if (ag->index == 0 || kind >= 0) {
+        ag->wait_kind = is_over ? kind : -1;
         mark_span(ag, ag->wait_since_ns ? ag->wait_since_ns : start_ns);
+        ag->wait_kind = kind;
+    }
     ag->wait_since_ns = 0;
 }
 

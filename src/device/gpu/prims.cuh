@@ -122,7 +122,7 @@ KFN uint64_t from_first(uint64_t v, lanes_t here)
 #define BLOCK_KEEPS_WAITS (block_marks.is_first)
 #else
 #define BLOCK_KEEPS_WAITS 0
-#define mark_waited(ag, start_ns) ((void)(start_ns))
+#define mark_waited(ag, start_ns, is_over) ((void)(start_ns))
 #endif
 
 KFN void ag_begin(struct agent *ag, uint64_t timeout_ns, struct control *own)
@@ -495,7 +495,7 @@ KFN_STEP enum wait_result ag_wait_ge(struct agent *ag, const uint64_t *word, uin
             ag->wait_ns += clock_global() - start;
         }
         if (BLOCK_KEEPS_WAITS)
-            mark_waited(ag, start);
+            mark_waited(ag, start, result == WAIT_OK);
     }
     /* Acquire: pairs with the release of whoever advanced the word (also of the abort word, by its reader). */
     if (lane_id() == 0)
