@@ -645,7 +645,8 @@ EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
 EPX_API epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream);
 EPX_API epx_status epx_mask_update(epx_group *group, const int32_t *host_mask, epx_stream stream);
 /* Collective over all ranks whose processes exist: all of them become active again. The others stay masked. After a
- * failure all call epx_group_error_clear. */
+ * failure all call it again: a rank that came too late for it has no error of its own, and epx_group_error_clear would
+ * be local there. */
 EPX_API epx_status epx_mask_clean(epx_group *group, epx_stream stream);
 /* The same without the ranks that are masked, which need not call: collective over the ranks that no rank has masked.
  * epx_mask_query shows all of them as active from then on; in truth the masked ones stay so until all ranks
@@ -670,7 +671,8 @@ EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
 /*
  * Clears the error. After an error that ended an operation (timeout, peer, mismatch), and after epx_mask_update, it
  * is collective: ranks call it when their streams are idle, and the group can be used again; handles need an update.
- * After a low-latency operation that has masked a late peer (enable_mask) and gone on without it, it is local.
+ * After a low-latency operation that has masked a late peer (enable_mask) and gone on without it, it is local: a
+ * program that starts over there calls epx_group_abort first, so that the others do too.
  * Without enable_mask all ranks take part, through the bootstrap. With it, ranks take part whose processes exist and
  * that no other rank has masked; the group continues without the rest, in both modes. A rank that neither calls nor
  * has ended is named after twice the timeout, and can be masked then. Across nodes, a rank without an error of its
