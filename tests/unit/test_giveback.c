@@ -91,12 +91,12 @@ static void start(struct importer *p)
     assert_int_equal(read(p->from, &p->address, sizeof(p->address)), sizeof(p->address));
 }
 
-static void tell(struct importer *p, char word)
+static void send_word(struct importer *p, char word)
 {
     assert_int_equal(write(p->to, &word, 1), 1);
 }
 
-static void hear(struct importer *p)
+static void recv_word(struct importer *p)
 {
     char word;
 
@@ -105,8 +105,8 @@ static void hear(struct importer *p)
 
 static void unmaps(struct importer *p)
 {
-    tell(p, CLOSE);
-    hear(p);
+    send_word(p, CLOSE);
+    recv_word(p);
 }
 
 static void end(struct importer *p)
@@ -162,12 +162,12 @@ static void a_rank_that_is_ending_the_group_is_waited_for(void **state)
 
     (void)state;
     unmaps(&p[1]);
-    tell(&p[2], BEGIN);
-    hear(&p[2]);
-    tell(&p[2], CLOSE_LATER);
+    send_word(&p[2], BEGIN);
+    recv_word(&p[2]);
+    send_word(&p[2], CLOSE_LATER);
     keep(ledger);
     assert_int_equal(freed, 1);
-    hear(&p[2]);
+    recv_word(&p[2]);
     for (int r = 1; r < RANKS; r++)
         end(&p[r]);
     keep(other);
