@@ -217,9 +217,10 @@ static void a_rank_that_recovers_alone_is_found(void **state)
 
 static void a_masked_rank_that_is_not_told_is_found(void **state)
 {
-    /* Of this shape one seed in a hundred finds it, of all shapes one in a thousand. */
+    /* Seed 154 of this shape; of 12 ranks on 3 nodes seed 433, in thirteen times the time; of all shapes one in a
+     * thousand. */
     const struct sim_case_options options = {
-        .ranks = 12, .nodes = 3, .modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_LATE};
+        .ranks = 4, .nodes = 2, .modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_LATE};
 
     (void)state;
     is_found_with(BUG_NOT_TOLD, &options, "and neither was late");
