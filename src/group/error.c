@@ -155,13 +155,17 @@ static void write_message(const struct epx_group *group, const struct error_reco
     }
 }
 
+/* What this rank knows of itself comes first: the message may be cut at its end. */
 static void add_stuck(const struct epx_group *group, char *text, size_t bytes)
 {
-    const size_t used = strlen(text);
+    char found[sizeof(((epx_error_info *)NULL)->message)];
 
     /* Pairs with the release in group_net_find_stuck(). */
-    if (__atomic_load_n(&group->stuck_state, __ATOMIC_ACQUIRE) == STUCK_YES)
-        snprintf(text + used, bytes - used, "%s", group->stuck_text);
+    if (__atomic_load_n(&group->stuck_state, __ATOMIC_ACQUIRE) != STUCK_YES)
+        return;
+    snprintf(found, sizeof(found), "%s", text);
+    if (snprintf(text, bytes, "%s; ", group->stuck_text) < (int)bytes)
+        strncat(text, found, bytes - strlen(text) - 1);
 }
 
 epx_status error_read(const struct epx_group *group, epx_error_info *info)

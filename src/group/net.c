@@ -500,7 +500,7 @@ void group_net_find_stuck(struct epx_group *group)
         return;
     state = group_net_responsive(group) == EPX_OK ? STUCK_NO : STUCK_YES;
     if (state == STUCK_YES)
-        snprintf(group->stuck_text, sizeof(group->stuck_text), "; %.120s", epx_last_error());
+        snprintf(group->stuck_text, sizeof(group->stuck_text), "%.120s", epx_last_error());
     __atomic_store_n(&group->stuck_state, state, __ATOMIC_RELEASE); /* pairs with the acquire in add_stuck() */
 }
 

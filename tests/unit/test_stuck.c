@@ -119,7 +119,7 @@ static int end_stuck(struct fixture *s, const struct scenario *scenario)
     uint64_t start;
 
     if (epx_group_error(s->group, &info) == EPX_OK || !names_cause(info.message) ||
-        !strstr(info.message, state_of(scenario->call)))
+        !strstr(info.message, state_of(scenario->call)) || strncmp(info.message, "proxy ", 6) != 0)
         return complain(s, "the error does not tell that the own proxy is stuck, and in what");
     if (epx_group_stats(s->group, &stats) != EPX_OK || stats.net_stuck != 1)
         return complain(s, "the statistics do not tell of one stuck proxy");
