@@ -167,14 +167,12 @@ static int be_rank(char **argv)
 /* Returns only if it cannot. */
 static int forge(int argc, char **argv)
 {
-    struct sockaddr_in at[MOST_RANKS * 2];
-    int count = 0;
+    static struct forge_targets targets;
 
-    for (int i = 3; i < argc && count < MOST_RANKS * 2; i++, count++) {
-        at[count] = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[i]))};
-        inet_pton(AF_INET, argv[2], &at[count].sin_addr);
-    }
-    forge_signals(at, count, 8);
+    inet_pton(AF_INET, argv[2], &targets.host);
+    for (int i = 3; i < argc; i++)
+        forge_add(&targets, atoi(argv[i]));
+    forge_signals(&targets, FORGE_PORTS, 8);
     return EPX_HAVE_OFI;
 }
 

@@ -1,21 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Others on this machine while a job works: four ranks on two nodes over TCP, and processes that know every port on
- * which they listen. One keeps 1500 connections open to each, one writes nothing with completion data through
- * libfabric, as ranks do for signals, one sends noise. Results stay right, and a recovery in the midst of it names
- * nobody.
- * ctest: cost=12 labels=processes
+ * which they listen.
+ *
+ * Those who come when all ranks have connected find closed doors (net/ofi/door.c). One tries to keep 1500 connections
+ * open to each port, one to write nothing with completion data through libfabric, as ranks do for signals, one sends
+ * noise. Results stay right, and a recovery in the midst of it names nobody.
+ *
+ * One who comes earlier gets in: it learns of each port when a rank begins to listen there, and the rank goes on when
+ * it has connected. What it writes reaches every endpoint, the first ones and those that recoveries open, and is
+ * refused. The same without a secret ends the job: what is refused does harm.
+ * ctest: cost=18 labels=processes
  */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,28 +31,48 @@
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/forge.h"
+#include "tests/lib/slow.h"
 #include "tests/lib/unit.h"
 
 #if EPX_HAVE_OFI
 
-enum { RANKS = 4, PORTS = 8, CONNECTIONS = 1500, LIMIT_MS = 60000 };
+enum { RANKS = 4, PORTS = 8, CONNECTIONS = 1500, RECOVERIES = 3, ROUNDS = 20, LIMIT_MS = 60000, ARRIVE_MS = 10000 };
 
 struct table {
     atomic_int works[RANKS], round[RANKS], done[RANKS];
     atomic_int last; /* how many rounds */
+    int timeout_ms;
+    struct forge_targets targets; /* of the one who comes early */
+    atomic_int missed;            /* ranks that it has not reached */
+    atomic_int met, met_early;    /* endpoints that have refused something, and those that did during their recovery */
     char why[RANKS][512];
 };
 
 /* ---- A rank ------------------------------------------------------------------------------------------------------ */
 
+/* Has this rank's endpoint refused an arrival? 1, 0, or -1. */
+static int has_refused(struct fixture *s)
+{
+    epx_stats stats = EPX_STATS_INIT;
+
+    return epx_group_stats(s->group, &stats) == EPX_OK ? stats.net_refused > 0 : fixture_fail(s, "epx_group_stats");
+}
+
 static int work(struct fixture *s, struct table *table)
 {
+    int refused;
+
     for (int i = 0; i < atomic_load(&table->last); i++) {
         atomic_store(&table->round[s->rank], i);
         if (fixture_ll(s) || fixture_ht(s))
             return -1;
         atomic_store(&table->works[s->rank], 1);
     }
+    refused = has_refused(s);
+    if (refused > 0)
+        snprintf(s->why, sizeof(s->why), "somebody came in through a closed door");
+    if (refused)
+        return -1;
     /* Through connections between all ranks, at ports that others have connected to. */
     if (fixture_sync(s, epx_mask_clean(s->group, NULL)) != EPX_OK)
         return fixture_fail(s, "epx_mask_clean");
@@ -54,10 +82,9 @@ static int work(struct fixture *s, struct table *table)
     return 0;
 }
 
-static int be_rank(int rank, void *arg)
+static int open_and(int (*fn)(struct fixture *s, struct table *table), int rank, struct table *table)
 {
-    struct table *table = arg;
-    epx_group_config config = fixture_config(15000);
+    epx_group_config config = fixture_config(table->timeout_ms);
     struct fixture *s = calloc(1, sizeof(*s));
     int rc;
 
@@ -66,13 +93,77 @@ static int be_rank(int rank, void *arg)
     config.enable_mask = 1;
     config.ranks_per_node = 2;
     snprintf(config.net, sizeof(config.net), "ofi:tcp");
-    rc = fixture_open(s, rank, RANKS, NULL, &config) || work(s, table);
+    rc = fixture_open(s, rank, RANKS, NULL, &config) || fn(s, table);
     if (rc)
         snprintf(table->why[rank], sizeof(table->why[rank]), "%.500s", s->why);
     atomic_store(&table->done[rank], 1);
     fixture_close(s);
     free(s);
     return rc;
+}
+
+static int be_rank(int rank, void *arg)
+{
+    return open_and(work, rank, arg);
+}
+
+/* ---- A rank whose ports are known at once ------------------------------------------------------------------------ */
+
+static struct forge_targets *told; /* NULL: nobody */
+
+/* In place of libc's, for libfabric too: who is told has connected before the caller can close the door. */
+__attribute__((visibility("default"))) int listen(int fd, int backlog)
+{
+    struct sockaddr_in at = {0};
+    socklen_t bytes = sizeof(at);
+    struct pollfd caller = {.fd = fd, .events = POLLIN};
+    const int rc = (int)syscall(SYS_listen, fd, backlog);
+
+    if (rc || !told || getsockname(fd, (struct sockaddr *)&at, &bytes) || at.sin_family != AF_INET)
+        return rc;
+    forge_add(told, ntohs(at.sin_port));
+    (void)poll(&caller, 1, ARRIVE_MS);
+    return 0;
+}
+
+static int await_refused(struct fixture *s, struct table *table)
+{
+    const uint64_t deadline = clock_ns() + ARRIVE_MS * (uint64_t)1000000;
+    int refused;
+
+    while (!(refused = has_refused(s)) && clock_ns() < deadline)
+        usleep(1000);
+    if (!refused) {
+        atomic_fetch_add(&table->missed, 1);
+        snprintf(s->why, sizeof(s->why), "nothing that was forged has arrived");
+    }
+    return refused > 0 ? 0 : -1;
+}
+
+/* Recoveries open endpoints anew, whose statistics begin at 0. */
+static int work_beside_forger(struct fixture *s, struct table *table)
+{
+    for (int i = 0; i <= RECOVERIES; i++) {
+        if (i && fixture_sync(s, epx_mask_clean(s->group, NULL)) != EPX_OK)
+            return fixture_fail(s, "epx_mask_clean");
+        if (i)
+            atomic_fetch_add(&table->met_early, has_refused(s) == 1);
+        if (await_refused(s, table)) /* before the first operation */
+            return -1;
+        atomic_fetch_add(&table->met, 1);
+        for (int k = 0; k < ROUNDS; k++)
+            if (fixture_ll(s) || fixture_ht(s))
+                return -1;
+    }
+    return 0;
+}
+
+static int be_known_rank(int rank, void *arg)
+{
+    struct table *table = arg;
+
+    told = &table->targets;
+    return open_and(work_beside_forger, rank, table);
 }
 
 /* ---- Where ranks listen ------------------------------------------------------------------------------------------ */
@@ -166,11 +257,12 @@ static void send_noise(const int *ports, int count)
 
 static void forge(const int *ports, int count)
 {
-    struct sockaddr_in at[PORTS];
+    static struct forge_targets targets;
 
+    targets.host.s_addr = htonl(INADDR_LOOPBACK);
     for (int i = 0; i < count; i++)
-        at[i] = address_of(ports[i]);
-    forge_signals(at, count, RANKS);
+        forge_add(&targets, ports[i]);
+    forge_signals(&targets, FORGE_PORTS, RANKS);
 }
 
 static pid_t start_stranger(void (*be)(const int *ports, int count), const int *ports, int count)
@@ -204,6 +296,18 @@ static void set_last_round(struct table *table)
     atomic_store(&table->last, most + 20); /* ranks are at most two rounds apart */
 }
 
+static int count_failed(const pid_t *pids, const struct table *table)
+{
+    int failed = 0;
+
+    for (int r = 0; r < RANKS; r++)
+        if (!child_succeeded(pids[r])) {
+            print_message("rank %d: %s\n", r, table->why[r]);
+            failed++;
+        }
+    return failed;
+}
+
 static void a_job_among_strangers_is_right(void **state)
 {
     static void (*const strangers[])(const int *, int) = {stay_connected, send_noise, forge};
@@ -211,11 +315,12 @@ static void a_job_among_strangers_is_right(void **state)
     struct table *table = child_share(sizeof(*table));
     const uint64_t deadline = clock_ns() + LIMIT_MS * (uint64_t)1000000;
     pid_t pids[RANKS], others[STRANGERS];
-    int ports[PORTS], count, failed = 0;
+    int ports[PORTS], count, failed;
 
     (void)state;
     assert_non_null(table);
     atomic_store(&table->last, INT_MAX);
+    table->timeout_ms = 15000;
     setenv("EPX_MASTER_PORTS", "17", 1);
     child_world(RANKS);
     assert_int_equal(child_start_ranks(pids, RANKS, be_rank, table), 0);
@@ -226,11 +331,7 @@ static void a_job_among_strangers_is_right(void **state)
         others[i] = start_stranger(strangers[i], ports, count);
     usleep(3000000);
     set_last_round(table);
-    for (int r = 0; r < RANKS; r++)
-        if (!child_succeeded(pids[r])) {
-            fprintf(stderr, "rank %d: %s\n", r, table->why[r]);
-            failed++;
-        }
+    failed = count_failed(pids, table);
     for (int i = 0; i < STRANGERS; i++) {
         kill(others[i], SIGKILL);
         waitpid(others[i], NULL, 0);
@@ -240,7 +341,66 @@ static void a_job_among_strangers_is_right(void **state)
     child_unshare(table, sizeof(*table));
 }
 
-UNIT_MAIN(cmocka_unit_test(a_job_among_strangers_is_right))
+/* How many ranks fail beside one who writes to their endpoints. */
+static int run_beside_forger(struct table *table)
+{
+    pid_t pids[RANKS], forger;
+    int failed;
+
+    table->targets.host.s_addr = htonl(INADDR_LOOPBACK);
+    setenv("EPX_LOG", "error", 0); /* each endpoint warns of strangers */
+    setenv("EPX_MASTER_PORTS", "17", 1);
+    child_world(RANKS);
+    forger = child_fork();
+    if (!forger) {
+        forge_signals(&table->targets, PORTS, RANKS);
+        _exit(0);
+    }
+    assert_int_equal(child_start_ranks(pids, RANKS, be_known_rank, table), 0);
+    failed = count_failed(pids, table);
+    kill(forger, SIGKILL);
+    waitpid(forger, NULL, 0);
+    return failed;
+}
+
+static void forged_arrivals_are_refused(void **state)
+{
+    struct table *table = child_share(sizeof(*table));
+
+    (void)state;
+    assert_non_null(table);
+    table->timeout_ms = 15000;
+    assert_int_equal(run_beside_forger(table), 0);
+    print_message("%d endpoints refused arrivals, %d of them during the recovery that opened them\n",
+                  atomic_load(&table->met), atomic_load(&table->met_early));
+    assert_int_equal(atomic_load(&table->met), RANKS * (1 + RECOVERIES));
+    child_unshare(table, sizeof(*table));
+}
+
+/* So that the case above can fail: nothing else keeps forged arrivals from doing harm. Not with a sanitizer: data races
+ * are part of the harm. */
+static void forged_arrivals_do_harm_without_a_secret(void **state)
+{
+    const char *sanitizer = getenv("EPX_SANITIZE");
+    struct table *table;
+    int failed;
+
+    (void)state;
+    if (sanitizer && strcmp(sanitizer, "none"))
+        skip();
+    table = child_share(sizeof(*table));
+    assert_non_null(table);
+    table->timeout_ms = slow_ms(3000);
+    setenv("EPX_SECRET", "none", 1);
+    failed = run_beside_forger(table);
+    unsetenv("EPX_SECRET");
+    assert_true(atomic_load(&table->met) > 0 && !atomic_load(&table->missed)); /* not for another reason */
+    assert_true(failed > 0);
+    child_unshare(table, sizeof(*table));
+}
+
+UNIT_MAIN(cmocka_unit_test(a_job_among_strangers_is_right), cmocka_unit_test(forged_arrivals_are_refused),
+          cmocka_unit_test(forged_arrivals_do_harm_without_a_secret))
 
 #else
 
