@@ -704,7 +704,7 @@ typedef struct epx_stats {
     uint64_t net_commands, net_puts;  /* commands taken from the rings; writes posted after merging */
     uint64_t net_signals;             /* of net_puts: those without bytes */
     uint64_t net_bytes, net_arrivals; /* posted; counted */
-    uint64_t net_window_waits, net_sleeps, net_refused;
+    uint64_t net_window_waits, net_sleeps, net_refused; /* refused: invalid or from strangers, connections too */
     uint64_t net_stuck; /* proxy threads that were blocked in the network's library at the last check */
 } epx_stats;
 

@@ -151,7 +151,8 @@ static void write_message(const struct epx_group *group, const struct error_reco
                  group->rank, e->detail[0], e->detail[1], e->expected - 1, e->seen);
         break;
     default:
-        snprintf(text, bytes, "rank %d, %s: %s", group->rank, phase, epx_strerror((epx_status)e->status));
+        snprintf(text, bytes, "rank %d, %s: %s", group->rank, phase,
+                 e == &group->net_error ? group->net_text : epx_strerror((epx_status)e->status));
     }
 }
 
@@ -207,7 +208,7 @@ epx_status error_of_abort(const struct epx_group *group, uint64_t word, epx_erro
     return EPX_ERR_PEER;
 }
 
-void error_record_net(struct epx_group *group, int status, int peer, int64_t expected, int64_t seen)
+void error_record_net(struct epx_group *group, int status, int peer, int64_t expected, int64_t seen, const char *text)
 {
     struct error_record *e = &group->net_error;
     uint32_t none = ERROR_NONE;
@@ -222,6 +223,7 @@ void error_record_net(struct epx_group *group, int status, int peer, int64_t exp
     e->seen = seen;
     e->detail[0] = status;
     e->detail[1] = 0;
+    snprintf(group->net_text, sizeof(group->net_text), "%s", text);
     __atomic_store_n(&e->state, ERROR_SET, __ATOMIC_RELEASE); /* pairs with the acquire in error_read() */
 }
 

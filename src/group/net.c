@@ -52,7 +52,7 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
         return;
     }
     log_line(LOG_WARN, "%s", text);
-    error_record_net(group, status, peer, expected, seen);
+    error_record_net(group, status, peer, expected, seen, text);
     if (group->set.enable_mask && status == EPX_ERR_PEER)
         return; /* the wait for that rank reaches its deadline, and masks it */
     group_abort(group, status, status == EPX_ERR_PEER || status == EPX_ERR_MISMATCH ? peer : -1);

@@ -89,6 +89,7 @@ struct epx_group {
     int windows_quiet;             /* calls since group_dev.windows was more than that */
     struct error_record *error;    /* the kernels' */
     struct error_record net_error; /* the proxies' */
+    char net_text[224];            /* of net_error: for what has no message of its own */
     struct proxy_group *proxies;   /* NULL on one node */
     struct proxy_stats net_base;   /* when statistics were last reset */
     const char *net_name;

@@ -116,6 +116,7 @@ struct net_ops {
 
 struct net {
     const struct net_ops *ops;
+    const char *why; /* where poll failed for a reason that errno has no word for; else NULL */
 };
 
 /* "" or "auto": EPX_NET, else the first that can run here. Other names as in net/name.h: "verbs", "ofi", "ofi:tcp",

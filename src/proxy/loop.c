@@ -59,13 +59,14 @@ void peer_lost(struct proxy_thread *t, struct peer *peer, int error)
 
 static void endpoint_lost(struct proxy_thread *t, int error)
 {
-    char text[160];
+    char text[256];
     int i;
 
     if (t->broken)
         return;
     t->broken = 1;
-    snprintf(text, sizeof(text), "endpoint %d of the network (%s) failed: %s", t->index, t->ops->name, strerror(error));
+    snprintf(text, sizeof(text), "endpoint %d of the network (%s) failed: %s", t->index, t->ops->name,
+             t->net && t->net->why ? t->net->why : strerror(error));
     proxy_fault(t, FAULT_ENDPOINT, EPX_ERR_SYSTEM, -1, 0, error, text);
     for (i = 0; i < t->npeers; i++)
         peer_lost(t, &t->peers[i], error);

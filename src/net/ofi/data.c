@@ -19,7 +19,8 @@
  * Where the provider connects at first use, two peers that connect to each other at the same time can both fail (seen
  * in libfabric 1.17, one time in a hundred on a busy machine). So the lower rank of each pair first sends a hello, a
  * put without bytes whose CQ data has OFI_HELLO set, and the higher rank posts nothing before it has received the
- * hello. When a rank has received all its hellos nobody has a reason to connect to it any more (door.c).
+ * hello. When a rank has received all its hellos nobody has a reason to connect to it any more (door.c). After its
+ * hellos a rank tells the sources of its connections, so that they can be told from those of strangers (source.c).
  *
  * libfabric delivers the CQ data of a write without bytes from anybody who connects: no key is checked. So CQ data
  * carries a token that only the two ranks know (token.c); what arrives without one is ignored and counted.
@@ -33,6 +34,7 @@
 #if EPX_HAVE_OFI
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "util/clock.h"
@@ -45,6 +47,7 @@
 #define HELLO_PAUSE_MIN_NS 1000000u
 #define HELLO_PAUSE_MAX_NS 16000000u
 #define AWAIT_PAUSE_NS 100000000u
+#define SOURCES_EVERY_NS 100000000u
 
 static struct ofi_net *of(struct net *net)
 {
@@ -70,6 +73,26 @@ static void release_held(struct ofi_net *n, int peer)
     }
 }
 
+/* Poll moves the door only when that changes something: it looks for the socket among all descriptors. */
+static void check_door(struct ofi_net *n)
+{
+    if (n->door != (n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED))
+        n->door = OFI_DOOR_UNKNOWN;
+}
+
+static void expect_no_hello(struct ofi_net *n, struct ofi_peer *p)
+{
+    n->awaited -= p->hello_expected;
+    p->hello_expected = 0;
+    check_door(n);
+}
+
+static void expect_no_source(struct ofi_net *n, struct ofi_peer *p)
+{
+    n->unnamed -= p->source_expected;
+    p->source_expected = 0;
+}
+
 static void peer_lost(struct ofi_net *n, int peer, int error, const char *why)
 {
     struct ofi_peer *p = &n->peers[peer];
@@ -83,6 +106,9 @@ static void peer_lost(struct ofi_net *n, int peer, int error, const char *why)
     n->inflight -= p->inflight;
     n->unreported++;
     release_held(n, peer);
+    if (p->hello_expected)
+        expect_no_hello(n, p);
+    expect_no_source(n, p);
 }
 
 /* ---- Posting */
@@ -175,6 +201,24 @@ static void send_hello(struct ofi_net *n, int peer)
     n->hellos--;
 }
 
+/* To those who have got their hellos: connections exist then. */
+static void send_sources(struct ofi_net *n)
+{
+    for (int peer = n->rank + 1; peer < n->nranks; peer++) {
+        const struct net_put nothing = {.peer = peer};
+        struct ofi_peer *p = &n->peers[peer];
+
+        if (!p->source_pending || p->hello_pending)
+            continue;
+        if (!p->source)
+            ofi_sources_find(n);
+        if (p->state == OFI_CONNECTED && post(n, &nothing, 0, OFI_HELLO | p->source) == -EAGAIN)
+            return;
+        p->source_pending = 0;
+        n->sources--;
+    }
+}
+
 static void send_hellos(struct ofi_net *n)
 {
     const uint64_t now = clock_ns();
@@ -194,37 +238,42 @@ static void send_hellos(struct ofi_net *n)
     else if (n->hello_pause < HELLO_PAUSE_MAX_NS)
         n->hello_pause *= 2;
     n->hello_at = now + n->hello_pause;
+    if (now < n->source_at)
+        return;
+    n->source_at = now + SOURCES_EVERY_NS; /* each time it looks at all descriptors */
+    send_sources(n);
 }
 
 int ofi_hello_pause(const struct ofi_net *n)
 {
     const uint64_t now = clock_ns();
 
+    if (!n->hellos && n->sources)
+        return -EAGAIN;
     if (!n->hellos)
-        return n->awaited ? (int)AWAIT_PAUSE_NS : 0;
+        return n->awaited || n->unnamed || n->shut_due ? (int)AWAIT_PAUSE_NS : 0;
     return now < n->hello_at ? (int)(n->hello_at - now) : -EAGAIN;
-}
-
-/* Poll moves the door only when that changes something: it looks for the socket among all descriptors. */
-static void check_door(struct ofi_net *n)
-{
-    if (n->door != (n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED))
-        n->door = OFI_DOOR_UNKNOWN;
 }
 
 void ofi_start_connection(struct ofi_net *n, int peer)
 {
+    struct ofi_peer *p = &n->peers[peer];
+
     if (!n->uses_hello || peer == n->rank)
         return;
     if (peer < n->rank) {
-        n->peers[peer].hello_expected = !n->peers[peer].hello_received;
-        n->awaited += n->peers[peer].hello_expected;
+        p->hello_expected = !p->hello_received;
+        p->source_expected = n->tokens && !p->source;
+        n->awaited += p->hello_expected;
+        n->unnamed += p->source_expected;
         check_door(n);
         return;
     }
     check_door(n);
-    n->peers[peer].hello_pending = 1;
+    p->hello_pending = 1;
     n->hellos++;
+    p->source_pending = n->tokens != NULL;
+    n->sources += p->source_pending;
     send_hello(n, peer);
 }
 
@@ -233,11 +282,18 @@ static void recv_hello(struct ofi_net *n, int peer)
 {
     struct ofi_peer *p = &n->peers[peer];
 
-    n->awaited -= p->hello_expected;
     p->hello_received = 1;
-    p->hello_expected = 0;
     p->refused_ns = 0;
-    check_door(n);
+    expect_no_hello(n, p);
+}
+
+/* peer < 0: two ranks have the same token. That all have told is not known then, and nobody is shut out. */
+static void recv_source(struct ofi_net *n, int peer, uint32_t source)
+{
+    if (peer < 0 || peer >= n->rank)
+        return;
+    n->peers[peer].source = source;
+    expect_no_source(n, &n->peers[peer]);
 }
 
 /* ---- Puts */
@@ -362,6 +418,7 @@ static int take_sent(struct ofi_net *n, int ndirty, struct net_event *events)
 
 static void refuse(struct ofi_net *n)
 {
+    n->shut_due |= n->tokens && n->refused % OFI_REFUSED_STEP == OFI_REFUSED_STEP - 1;
     if (!n->refused++)
         log_line(LOG_WARN,
                  "ofi: ignored an arrival that no rank of this group has sent, and counts more: somebody else "
@@ -374,10 +431,14 @@ static int take_arrival(struct ofi_net *n, uint64_t data, struct net_event *even
 {
     const uint32_t low = (uint32_t)data;
     const int peer = n->tokens ? ofi_token_peer(n, (uint32_t)(data >> OFI_TOKEN_AT) & OFI_TOKEN_MASK) : -1;
-    const int hello = n->uses_hello && (data & OFI_HELLO);
+    const int hello = n->uses_hello && (data & OFI_HELLO), source = hello && n->tokens && (low & OFI_SOURCE);
 
-    if (peer < -1 || (hello && (low >= (uint32_t)n->nranks || (peer >= 0 && low != (uint32_t)peer)))) {
+    if (peer < -1 || (hello && !source && (low >= (uint32_t)n->nranks || (peer >= 0 && low != (uint32_t)peer)))) {
         refuse(n);
+        return 0;
+    }
+    if (source) {
+        recv_source(n, peer, low);
         return 0;
     }
     if (hello) {
@@ -476,15 +537,26 @@ static int take_rest(struct ofi_net *n, struct net_event *events, int max)
 }
 
 /* A stranger who may guess for ever is right one day. */
-static int too_many_guesses(const struct ofi_net *n)
+static int too_many_guesses(struct ofi_net *n)
 {
     if (n->refused <= OFI_MAX_REFUSED)
         return 0;
-    log_line(LOG_ERROR,
-             "ofi: more than %d arrivals were not from ranks of this group: the endpoint gives up before one "
-             "of them is taken for a rank's",
-             OFI_MAX_REFUSED);
+    snprintf(n->why, sizeof(n->why),
+             "%llu arrivals with a wrong token came from outside the group: somebody else writes to the port of this "
+             "rank, which gives up before a guess is right (docs/security.md)",
+             (unsigned long long)n->refused);
+    n->net.why = n->why;
+    log_line(LOG_ERROR, "ofi: %s", n->why);
     return 1;
+}
+
+/* What is due before the next arrivals are believed. */
+static void check_strangers(struct ofi_net *n)
+{
+    if (n->door == OFI_DOOR_UNKNOWN)
+        ofi_door_set(n, n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED);
+    if (n->shut_due && (!n->unnamed || n->refused >= OFI_REFUSED_STEP))
+        n->shut_due = !ofi_shut_strangers(n);
 }
 
 int ofi_poll(struct net *net, struct net_event *events, int max)
@@ -495,6 +567,8 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
 
     if (n->hellos)
         send_hellos(n);
+    else if (n->sources)
+        send_sources(n);
     if (n->nheld)
         post_others(n, -1);
     while (used < max) {
@@ -511,8 +585,8 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
     }
     if (!used && n->inflight && !(++n->idle_polls & 63))
         check_deadlines(n);
-    if (n->door == OFI_DOOR_UNKNOWN)
-        ofi_door_set(n, n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED);
+    if (n->door == OFI_DOOR_UNKNOWN || n->shut_due)
+        check_strangers(n);
     if (n->refused_news && too_many_guesses(n))
         return -EPROTO;
     return n->refused_news || n->unreported ? used + take_rest(n, events + used, max - used) : used;

@@ -3,8 +3,9 @@
  * The socket that a provider over TCP listens on. The provider accepts whoever connects, keeps the connection for ever,
  * and takes a descriptor for each: 1500 connections leave the process none. Once every peer has connected, nobody else
  * has a reason to, so the door is closed: a packet filter on the listening socket drops every packet. Connections that
- * are there keep their own sockets and do not notice; the provider does not either. libfabric does not tell the
- * descriptor, so it is found by the port. Where that, or the filter, is not to be had, the door stays open.
+ * are there keep their own sockets and do not notice (source.c shuts those of strangers); the provider does not either.
+ * libfabric does not tell the descriptor, so it is found by the port. Where that, or the filter, is not to be had, the
+ * door stays open.
  */
 #include "net/ofi/ofi.h"
 
@@ -21,7 +22,7 @@
 
 enum { LOW_DESCRIPTORS = 128 };
 
-static int port_of(const struct sockaddr_storage *at)
+int ofi_port_of(const struct sockaddr_storage *at)
 {
     switch (at->ss_family) {
     case AF_INET:
@@ -40,7 +41,7 @@ static int listens_at(int fd, int port)
     int listens = 0;
 
     return !getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) && listens &&
-           !getsockname(fd, (struct sockaddr *)&at, &length) && port_of(&at) == port;
+           !getsockname(fd, (struct sockaddr *)&at, &length) && ofi_port_of(&at) == port;
 }
 
 /* The descriptor of this process that listens at `port`, or -1. It is older than the connections, so most likely among
@@ -66,26 +67,33 @@ static int find_listener(int port)
     return found;
 }
 
+int ofi_listener(struct ofi_net *n)
+{
+    struct sockaddr_storage own = {0};
+    size_t bytes = sizeof(own);
+
+    if (n->listener < 0 && !fi_getname(&n->ep->fid, &own, &bytes) && ofi_port_of(&own) > 0)
+        n->listener = find_listener(ofi_port_of(&own));
+    return n->listener;
+}
+
 void ofi_door_set(struct ofi_net *n, enum ofi_door door)
 {
     struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
     const struct sock_fprog program = {.len = 1, .filter = &drop};
-    struct sockaddr_storage own = {0};
-    size_t bytes = sizeof(own);
-    int fd = -1, none = 0, rc = -1;
+    int fd, none = 0, rc = -1;
 
     n->door = door;
-    if (!n->tokens || fi_getname(&n->ep->fid, &own, &bytes))
+    if (!n->tokens)
         return;
-    if (port_of(&own) > 0)
-        fd = find_listener(port_of(&own));
+    fd = ofi_listener(n);
+    n->shut_due = door == OFI_DOOR_CLOSED;
     if (fd >= 0 && door == OFI_DOOR_CLOSED)
         rc = setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program));
     else if (fd >= 0)
         rc = setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none));
-    log_line(LOG_DEBUG, "ofi: port %d %s new connections%s", port_of(&own),
-             door == OFI_DOOR_CLOSED ? "takes no" : "takes",
-             rc && door == OFI_DOOR_CLOSED ? ", or should: its socket cannot be told so" : "");
+    log_line(LOG_DEBUG, "ofi: the socket %d %s new connections%s", fd, door == OFI_DOOR_CLOSED ? "takes no" : "takes",
+             rc && door == OFI_DOOR_CLOSED ? ", or should: it cannot be told so" : "");
 }
 
 #endif

@@ -208,7 +208,7 @@ static epx_status net_open(const struct net_options *options, struct net **net)
     n->rank = options->rank;
     n->nranks = options->nranks;
     n->timeout_ns = (uint64_t)(options->timeout_ms > 0 ? options->timeout_ms : 100000) * 1000000u;
-    n->cq_fd = n->wait_fd = -1;
+    n->cq_fd = n->wait_fd = n->listener = -1;
     status = ofi_choose(lib, options, &n->info);
     if (status)
         goto close;

@@ -10,6 +10,7 @@
  *      reach.c    whether anybody listens at a peer's address
  *      token.c    what tells arrivals of peers from those of strangers
  *      door.c     no connections any more once all peers have connected
+ *      source.c   shuts the connections of others that came before
  *
  * A build without libfabric has net/unsupported.c in place of these files.
  *
@@ -26,6 +27,8 @@
 #endif
 
 #if EPX_HAVE_OFI
+
+#include <sys/socket.h>
 
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -71,7 +74,7 @@ int ofi_address_is_loopback(uint32_t format, const void *address, size_t bytes);
 
 /* ---- An endpoint */
 
-enum { OFI_ADDRESS_VERSION = 1, OFI_MAX_DEPTH = 1024, OFI_SIGNAL_EVERY = 32, OFI_BATCH = 64, OFI_PROVIDER_BYTES = 32 };
+enum { OFI_ADDRESS_VERSION = 2, OFI_MAX_DEPTH = 1024, OFI_SIGNAL_EVERY = 32, OFI_BATCH = 64, OFI_PROVIDER_BYTES = 32 };
 
 /* In net_address.data, before the provider's own address. */
 struct ofi_wire_address {
@@ -99,15 +102,18 @@ struct ofi_op {
 };
 
 /*
- * CQ data of 64 bits:  63 hello | 32..62 token of the pair (token.c), 0 without a key | 0..31 the immediate, or the
- * rank that says hello (data.c). Where a provider has 32 bits only, they are the immediate.
+ * CQ data of 64 bits:  63 hello | 32..62 token of the pair (token.c), 0 without a key | 0..31 the immediate; in a hello
+ * the rank that says it (data.c), or OFI_SOURCE and the mark of its connection (source.c), 0 where it has not found it.
+ * Where a provider has 32 bits only, they are the immediate.
  */
 #define OFI_HELLO ((uint64_t)1 << 63)
+#define OFI_SOURCE 0x80000000u
 #define OFI_TOKEN_AT 32
 #define OFI_TOKEN_MASK 0x7fffffffu
 
-/* Guesses at 31 bits of token that an endpoint ignores before it gives up: one of 2048 attackers is lucky by then. */
-enum { OFI_MAX_REFUSED = 1 << 20 };
+/* Guesses at 31 bits of token that an endpoint ignores before it gives up: one of 2048 attackers is lucky by then.
+ * After each OFI_REFUSED_STEP of them it shuts the connections of strangers, though ranks may be on the way still. */
+enum { OFI_MAX_REFUSED = 1 << 20, OFI_REFUSED_STEP = 1 << 18 };
 
 enum ofi_peer_state { OFI_UNKNOWN, OFI_CONNECTED, OFI_FAILED };
 
@@ -129,6 +135,10 @@ struct ofi_peer {
     int hello_pending;         /* to be sent by this rank */
     int hello_expected;        /* to be received before the first put */
     int hello_received;
+    int source_pending;  /* to be sent by this rank, after the hello */
+    int source_expected; /* to be received */
+    uint32_t source;     /* OFI_SOURCE and the mark of the lower rank's connection; 0 = not known yet */
+    int named;           /* source.c */
     int has_held;
     struct net_put held; /* posted with the next put, or by flush */
 };
@@ -157,11 +167,16 @@ struct ofi_net {
     int hello_next;            /* the peer that was tried last */
     uint64_t hello_at;         /* when the next attempt is due */
     uint32_t hello_pause;      /* between attempts */
+    uint64_t source_at;        /* when sources are told to those who have their hellos */
     int awaited;               /* to be received */
+    int sources, unnamed;      /* to be sent, to be received */
     int door;                  /* enum ofi_door */
+    int listener;              /* ofi_listener(); -1 = not known */
+    int shut_due;              /* strangers are to be shut out */
     struct ofi_tokens *tokens; /* NULL: arrivals are not checked */
     uint64_t refused;          /* arrivals that were not from peers */
     uint32_t refused_news;     /* of these, not yet reported */
+    char why[256];             /* net.why */
     int *held, nheld;          /* peers with a held put */
     int *dirty;                /* peers with completions in the current batch */
     int unreported;            /* failed peers that poll has not reported */
@@ -186,10 +201,21 @@ epx_status ofi_tokens_open(struct ofi_net *n, const struct net_options *options)
 void ofi_tokens_close(struct ofi_net *n);
 /* The rank that sends with this token; -1: one of several; -2: nobody. */
 int ofi_token_peer(const struct ofi_net *n, uint32_t token);
+/* OFI_SOURCE and 31 bits of an HMAC, not 0; OFI_SOURCE alone where it cannot be computed. */
+uint32_t ofi_token_mark(const struct ofi_net *n, const void *text, size_t bytes);
 
 /* Whether the endpoint takes new connections. */
 enum ofi_door { OFI_DOOR_OPEN, OFI_DOOR_CLOSED, OFI_DOOR_UNKNOWN };
 void ofi_door_set(struct ofi_net *n, enum ofi_door door);
+/* The socket that the provider listens on, or -1. */
+int ofi_listener(struct ofi_net *n);
+/* Of a socket address; -1 for others. */
+int ofi_port_of(const struct sockaddr_storage *at);
+
+/* Looks for the connections to higher ranks whose source is to be sent. */
+void ofi_sources_find(struct ofi_net *n);
+/* Shuts the connections to this rank that no rank has named. 1: done, or it cannot be; 0: not yet. */
+int ofi_shut_strangers(struct ofi_net *n);
 
 /* After connect: starts the connection, or expects the peer to. */
 void ofi_start_connection(struct ofi_net *n, int peer);

@@ -14,6 +14,7 @@
 #include "util/status.h"
 
 struct ofi_tokens {
+    uint8_t key[CRYPTO_KEY];
     uint32_t mask;
     struct {
         uint32_t token; /* 0 = free: no token is 0 */
@@ -56,6 +57,18 @@ int ofi_token_peer(const struct ofi_net *n, uint32_t token)
     return -2;
 }
 
+uint32_t ofi_token_mark(const struct ofi_net *n, const void *text, size_t bytes)
+{
+    uint8_t out[CRYPTO_KEY];
+    uint32_t mark;
+
+    if (auth_derive(n->tokens->key, "source", text, bytes, out))
+        return OFI_SOURCE;
+    memcpy(&mark, out, sizeof(mark));
+    mark |= OFI_SOURCE;
+    return mark + (mark == OFI_SOURCE);
+}
+
 epx_status ofi_tokens_open(struct ofi_net *n, const struct net_options *options)
 {
     uint32_t places = 8, token;
@@ -68,6 +81,7 @@ epx_status ofi_tokens_open(struct ofi_net *n, const struct net_options *options)
     if (!n->tokens)
         return fail(EPX_ERR_MEMORY, "ofi: no memory for the tokens of %d ranks", n->nranks);
     n->tokens->mask = places - 1;
+    memcpy(n->tokens->key, options->key, sizeof(n->tokens->key));
     for (int peer = 0; peer < n->nranks; peer++) {
         if (make_token(options, peer, n->rank, &token) || make_token(options, n->rank, peer, &n->peers[peer].token))
             return fail(EPX_ERR_SYSTEM, "ofi: the tokens of %d ranks cannot be computed", n->nranks);

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who has connected before the door was closed (door.c)? libfabric does not say by which connection an arrival came,
+ * and keeps the connections of strangers for ever. So ranks name theirs:
+ *
+ *      lower rank                                     higher rank
+ *      hello                               ------>    the last one closes the door
+ *      source: a mark of the address that
+ *              its connection comes from   ------>    with the last one, shuts connections that nobody has named
+ *
+ * Both ends find the sockets among the descriptors of their process. Where a source is not found, or comes from another
+ * address than the sender sees (translated addresses), or several ranks are threads of one process, nothing is shut: a
+ * connection of a rank must never be.
+ */
+#include "net/ofi/ofi.h"
+
+#if EPX_HAVE_OFI
+
+#include <dirent.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "util/log.h"
+
+/* A connection of this process. */
+struct link {
+    int fd;
+    struct sockaddr_storage own, other;
+};
+
+struct links {
+    struct link *at;
+    int count, room;
+    int failed; /* some may be missing */
+};
+
+struct plain_address { /* without what differs between the two ends */
+    uint32_t family, port;
+    uint8_t bytes[16];
+};
+
+static struct plain_address plain(const struct sockaddr_storage *at)
+{
+    struct plain_address out = {.family = at->ss_family, .port = (uint32_t)ofi_port_of(at)};
+
+    if (at->ss_family == AF_INET)
+        memcpy(out.bytes, &((const struct sockaddr_in *)at)->sin_addr, 4);
+    else if (at->ss_family == AF_INET6)
+        memcpy(out.bytes, &((const struct sockaddr_in6 *)at)->sin6_addr, 16);
+    return out;
+}
+
+static int same(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+{
+    const struct plain_address one = plain(a), other = plain(b);
+
+    return !memcmp(&one, &other, sizeof(one));
+}
+
+static void add_link(struct links *links, int fd)
+{
+    struct link link = {.fd = fd};
+    socklen_t own = sizeof(link.own), other = sizeof(link.other);
+    struct link *more;
+
+    if (getpeername(fd, (struct sockaddr *)&link.other, &other) ||
+        getsockname(fd, (struct sockaddr *)&link.own, &own) || ofi_port_of(&link.own) <= 0)
+        return;
+    if (links->count == links->room) {
+        more = realloc(links->at, (size_t)(links->room * 2 + 16) * sizeof(*more));
+        if (!more) {
+            links->failed = 1;
+            return;
+        }
+        links->at = more;
+        links->room = links->room * 2 + 16;
+    }
+    links->at[links->count++] = link;
+}
+
+/* To be freed: links.at. */
+static struct links find_links(void)
+{
+    struct links links = {0};
+    DIR *folder = opendir("/proc/self/fd");
+    const struct dirent *entry;
+
+    links.failed = !folder;
+    while (folder && (entry = readdir(folder))) {
+        char *end;
+        const long fd = strtol(entry->d_name, &end, 10);
+        if (end != entry->d_name && !*end)
+            add_link(&links, (int)fd);
+    }
+    if (folder)
+        closedir(folder);
+    return links;
+}
+
+static uint32_t mark_of(const struct ofi_net *n, const struct sockaddr_storage *at)
+{
+    const struct plain_address from = plain(at);
+
+    return ofi_token_mark(n, &from, sizeof(from));
+}
+
+/* ---- The lower rank ---------------------------------------------------------------------------------------------- */
+
+static uint32_t source_of(const struct ofi_net *n, const struct links *links, int peer)
+{
+    struct sockaddr_storage at = {0};
+    size_t bytes = sizeof(at);
+    const struct link *found = NULL;
+
+    if (links->failed || fi_av_lookup(n->av, n->peers[peer].address, &at, &bytes) || bytes > sizeof(at))
+        return OFI_SOURCE;
+    for (int i = 0; i < links->count; i++) {
+        if (!same(&links->at[i].other, &at))
+            continue;
+        if (found)
+            return OFI_SOURCE;
+        found = &links->at[i];
+    }
+    return found ? mark_of(n, &found->own) : OFI_SOURCE;
+}
+
+void ofi_sources_find(struct ofi_net *n)
+{
+    const struct links links = find_links();
+
+    for (int peer = n->rank + 1; peer < n->nranks; peer++)
+        if (n->peers[peer].source_pending && !n->peers[peer].hello_pending && !n->peers[peer].source)
+            n->peers[peer].source = source_of(n, &links, peer);
+    free(links.at);
+}
+
+/* ---- The higher rank --------------------------------------------------------------------------------------------- */
+
+/* Accepted by this endpoint, and not closed by the other end. */
+static int came_here(const struct ofi_net *n, const struct link *link)
+{
+    const struct plain_address any = {0};
+    struct sockaddr_storage own = {0};
+    struct plain_address listens;
+    struct tcp_info info = {0};
+    socklen_t length = sizeof(own), size = sizeof(info);
+
+    if (getsockname(n->listener, (struct sockaddr *)&own, &length) || ofi_port_of(&own) != ofi_port_of(&link->own))
+        return 0;
+    listens = plain(&own);
+    if (memcmp(listens.bytes, any.bytes, sizeof(any.bytes)) && !same(&own, &link->own))
+        return 0;
+    return !getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &size) && info.tcpi_state == TCP_ESTABLISHED;
+}
+
+static int name(struct ofi_net *n, const struct link *link)
+{
+    const uint32_t mark = mark_of(n, &link->other);
+    int found = 0;
+
+    for (int peer = 0; peer < n->rank; peer++)
+        if (n->peers[peer].source == mark && mark != OFI_SOURCE)
+            found = n->peers[peer].named = 1;
+    return found;
+}
+
+/* The connections that nobody has named, at the beginning of the list. */
+static int keep_strangers(struct ofi_net *n, struct links *links)
+{
+    int count = 0;
+
+    for (int peer = 0; peer < n->rank; peer++)
+        n->peers[peer].named = 0;
+    for (int i = 0; i < links->count; i++)
+        if (came_here(n, &links->at[i]) && !name(n, &links->at[i]))
+            links->at[count++] = links->at[i];
+    return count;
+}
+
+static int is_here(const struct ofi_peer *p)
+{
+    return p->state == OFI_CONNECTED && p->hello_received;
+}
+
+static int all_are_named(const struct ofi_net *n)
+{
+    for (int peer = 0; peer < n->rank; peer++)
+        if (is_here(&n->peers[peer]) && !n->peers[peer].named)
+            return 0;
+    return 1;
+}
+
+static int all_have_told(const struct ofi_net *n)
+{
+    for (int peer = 0; peer < n->rank; peer++)
+        if (is_here(&n->peers[peer]) && !n->peers[peer].source)
+            return 0;
+    return 1;
+}
+
+int ofi_shut_strangers(struct ofi_net *n)
+{
+    struct pollfd waiting = {.fd = ofi_listener(n), .events = POLLIN};
+    struct links links;
+    int strangers, known;
+
+    if (waiting.fd < 0)
+        return 1;
+    if (!all_have_told(n) || poll(&waiting, 1, 0)) /* who waits to be accepted would not be seen */
+        return 0;
+    links = find_links();
+    strangers = keep_strangers(n, &links);
+    known = !links.failed && all_are_named(n);
+    for (int i = 0; known && i < strangers; i++)
+        shutdown(links.at[i].fd, SHUT_RDWR); /* the provider sees a peer that has gone */
+    if (strangers)
+        log_line(known ? LOG_WARN : LOG_INFO, "ofi: %d connections to this rank were not made by ranks of this group%s",
+                 strangers, known ? ", and are shut" : ", or these cannot be told apart: they stay");
+    if (known) {
+        n->refused += (uint64_t)strangers;
+        n->refused_news += (uint32_t)strangers;
+    }
+    free(links.at);
+    return 1;
+}
+
+#endif
