@@ -42,6 +42,7 @@ struct suite_rank {
     int rank, nranks;
     int timeout_ms; /* given to the network */
     int no_key;     /* likewise: arrivals are not checked */
+    int strangers;  /* arrivals may be refused */
     struct net *net;
     uint8_t *memory, *heap;
     uint32_t posted[SUITE_RANKS], completed[SUITE_RANKS]; /* puts to a peer */

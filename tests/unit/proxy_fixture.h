@@ -243,7 +243,7 @@ struct rank {
     struct agent agent;
     int errors, status, peer; /* on_error: how often, and the last one */
     int64_t expected, seen;
-    char text[200];
+    char text[200], first[200]; /* the last one, and the first */
 };
 
 struct proxy_fixture {
@@ -259,7 +259,8 @@ static inline void on_error(void *context, int status, int peer, int64_t expecte
 {
     struct rank *rank = context;
 
-    rank->errors++;
+    if (!rank->errors++)
+        snprintf(rank->first, sizeof(rank->first), "%s", text);
     rank->status = status;
     rank->peer = peer;
     rank->expected = expected;

@@ -333,6 +333,177 @@ static int forged_arrivals_are_ignored(struct suite_rank *self)
     return suite_finish(self);
 }
 
+/* ---- Somebody who has come before all ranks had ------------------------------------------------------------------ */
+
+struct early {
+    struct ofi_net *n;
+    fi_addr_t to;
+    int fd; /* a connection that says nothing */
+    int posted;
+};
+
+/* Writes for `ms`, or until the connection that says nothing is shut: 1. -1: that did not happen in time. */
+static int write_until_shut(struct early *e, int ms, int shut)
+{
+    const uint64_t end = clock_ns() + (uint64_t)ms * 1000000u;
+    struct fi_cq_data_entry entry;
+    struct fi_cq_err_entry error;
+    uint8_t byte;
+
+    while (clock_ns() < end) {
+        e->posted += !write_nothing(e->n, e->to, 1 + e->posted % 32);
+        if (fi_cq_read(e->n->cq, &entry, 1) == -FI_EAVAIL) {
+            memset(&error, 0, sizeof(error));
+            fi_cq_readerr(e->n->cq, &error, 0);
+        }
+        if (shut && recv(e->fd, &byte, 1, MSG_DONTWAIT) == 0)
+            return 1;
+    }
+    return shut ? -1 : 0;
+}
+
+static int come_early(struct suite_rank *self, struct early *e)
+{
+    const struct net_options options = {.nranks = 3, .timeout_ms = 5000, .provider = "tcp"};
+    const uint8_t *at = self->shared->addresses[1].data + sizeof(struct ofi_wire_address);
+    struct net *net;
+
+    e->fd = socket(AF_INET, SOCK_STREAM, 0);
+    SUITE_CHECK(self, !connect(e->fd, (const struct sockaddr *)at, sizeof(struct sockaddr_in)));
+    SUITE_CHECK(self, !net_ofi_ops.open(&options, &net));
+    e->n = (struct ofi_net *)net;
+    SUITE_CHECK(self, fi_av_insert(e->n->av, at, 1, &e->to, 0, NULL) == 1);
+    return 0;
+}
+
+static int poll_until(struct suite_rank *self, int word)
+{
+    while (atomic_load(&self->shared->word) != word)
+        SUITE_TRY(suite_step(self));
+    return 0;
+}
+
+static int poll_for(struct suite_rank *self, int ms)
+{
+    const uint64_t end = clock_ns() + (uint64_t)ms * 1000000u;
+
+    while (clock_ns() < end)
+        SUITE_TRY(suite_step(self));
+    return 0;
+}
+
+/* Word 1: it has written, 2: it was shut, 3: it has tried for long. */
+static int be_early(struct suite_rank *self)
+{
+    struct early e = {0};
+
+    SUITE_TRY(come_early(self, &e));
+    write_until_shut(&e, 300, 0);
+    SUITE_CHECK(self, e.posted > 0);
+    atomic_store(&self->shared->word, 1);
+    SUITE_CHECK(self, write_until_shut(&e, 20000, 1) == 1);
+    atomic_store(&self->shared->word, 2);
+    write_until_shut(&e, 1000, 0);
+    atomic_store(&self->shared->word, 3);
+    net_ofi_ops.close(&e.n->net);
+    close(e.fd);
+    return 0;
+}
+
+/* Rank 1 has refused something, and refuses no more when the stranger was shut out, which goes on to write. */
+static int outlast_early(struct suite_rank *self)
+{
+    const struct ofi_net *n = (const struct ofi_net *)self->net;
+    uint64_t before;
+
+    SUITE_TRY(poll_until(self, 2));
+    SUITE_CHECK(self, n->refused > 2);
+    SUITE_TRY(poll_for(self, 200)); /* what was on the way */
+    before = n->refused;
+    SUITE_TRY(poll_until(self, 3));
+    SUITE_CHECK(self, n->refused == before);
+    return 0;
+}
+
+static int put_both_ways(struct suite_rank *self, uint32_t count)
+{
+    const int peer = 1 - self->rank;
+
+    for (uint32_t i = 0; i < count; i++)
+        SUITE_TRY(suite_put(self, peer, 0, 65536, 16384, 0));
+    return suite_wait_arrived(self, peer, count);
+}
+
+static int those_who_came_early_are_shut_out(struct suite_rank *self)
+{
+    self->strangers = 1;
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    if (self->rank == 2)
+        SUITE_TRY(be_early(self));
+    if (self->rank == 1)
+        SUITE_TRY(join_peer(self, 0));
+    if (self->rank < 2)
+        SUITE_TRY(poll_until(self, 1));
+    if (self->rank == 0)
+        SUITE_TRY(join_peer(self, 1));
+    if (self->rank < 2)
+        SUITE_TRY(put_both_ways(self, 20));
+    if (self->rank == 1)
+        SUITE_TRY(outlast_early(self));
+    SUITE_CHECK(self, self->rank == 2 || !self->lost[1 - self->rank]);
+    return suite_finish(self);
+}
+
+/* While rank 0 is late, rank 1 is written to as often as it ignores at a time. It shuts the stranger out, and rank 0
+ * gets in. */
+static int a_flood_is_shut_out_before_all_have_come(struct suite_rank *self)
+{
+    self->strangers = 1;
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    if (self->rank == 1) {
+        SUITE_TRY(join_peer(self, 0));
+        ((struct ofi_net *)self->net)->refused = OFI_REFUSED_STEP - 3;
+    }
+    if (self->rank == 2)
+        SUITE_TRY(be_early(self));
+    else
+        SUITE_TRY(poll_until(self, 2));
+    SUITE_CHECK(self, self->rank != 1 || !((struct ofi_net *)self->net)->peers[0].hello_received);
+    if (self->rank == 0)
+        SUITE_TRY(join_peer(self, 1));
+    if (self->rank < 2)
+        SUITE_TRY(put_both_ways(self, 20));
+    return suite_finish(self);
+}
+
+/* Where it is not shut out, rank 1 gives up in time, and says why. */
+static int too_many_guesses_end_an_endpoint(struct suite_rank *self)
+{
+    struct net_event events[8];
+    struct early e = {0};
+    int rc = 0;
+
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    if (self->rank == 1) {
+        ((struct ofi_net *)self->net)->refused = OFI_MAX_REFUSED;
+        while (rc >= 0 && !atomic_load(&self->shared->stop))
+            rc = self->suite->ops->poll(self->net, events, 8);
+        SUITE_CHECK(self, rc == -EPROTO && self->net->why);
+        SUITE_CHECK(self, strstr(self->net->why, " arrivals with a wrong token came from outside"));
+        atomic_store(&self->shared->word, 1);
+    }
+    if (self->rank == 2)
+        SUITE_TRY(come_early(self, &e));
+    while (self->rank == 2 && !atomic_load(&self->shared->word) && !atomic_load(&self->shared->stop))
+        write_until_shut(&e, 100, 0);
+    if (self->rank == 2)
+        net_ofi_ops.close(&e.n->net);
+    return 0;
+}
+
 static int count_descriptors(void)
 {
     DIR *folder = opendir("/proc/self/fd");
@@ -405,6 +576,9 @@ static const struct suite_case own_cases[] = {
     {.name = "peers_that_do_not_fit", .nranks = 2, .body = peers_that_do_not_fit},
     {.name = "strangers_do_no_harm", .nranks = 3, .body = strangers_do_no_harm},
     {.name = "forged_arrivals_are_ignored", .nranks = 3, .body = forged_arrivals_are_ignored},
+    {.name = "those_who_came_early_are_shut_out", .nranks = 3, .body = those_who_came_early_are_shut_out},
+    {.name = "a_flood_is_shut_out_before_all_have_come", .nranks = 3, .body = a_flood_is_shut_out_before_all_have_come},
+    {.name = "too_many_guesses_end_an_endpoint", .nranks = 3, .body = too_many_guesses_end_an_endpoint},
     {.name = "connections_of_strangers_cost_nothing", .nranks = 3, .body = connections_of_strangers_cost_nothing},
 };
 enum { OWN_CASES = (int)(sizeof(own_cases) / sizeof(own_cases[0])) };

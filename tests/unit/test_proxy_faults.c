@@ -256,6 +256,16 @@ static void an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptie
     assert_int_equal(s->chaos.puts, 0);
 }
 
+static void an_endpoint_says_why_it_breaks(void **state)
+{
+    struct proxy_fixture *s = open_chaos(state);
+
+    s->chaos.poll_error = EPROTO;
+    s->chaos.ends[0][0]->base.why = "somebody else writes here";
+    step(s, 0);
+    assert_non_null(strstr(s->ranks[0].first, "failed: somebody else writes here"));
+}
+
 static void a_doorbell_that_must_wait_is_rung_later(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
@@ -366,6 +376,7 @@ int main(void)
         TEST(a_peer_that_the_network_loses_is_named),
         TEST(what_a_lost_peer_never_completes_counts_as_sent),
         TEST(an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied),
+        TEST(an_endpoint_says_why_it_breaks),
         TEST(a_doorbell_that_must_wait_is_rung_later),
         TEST(a_stop_drops_all_but_aborts_and_waits_for_what_is_posted),
         TEST(a_stop_that_is_not_answered_closes_the_endpoint),

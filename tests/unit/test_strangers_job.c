@@ -8,8 +8,8 @@
  * noise. Results stay right, and a recovery in the midst of it names nobody.
  *
  * One who comes earlier gets in: it learns of each port when a rank begins to listen there, and the rank goes on when
- * it has connected. What it writes reaches every endpoint, the first ones and those that recoveries open, and is
- * refused.
+ * it has connected. Ranks connect to each other a while later, so that what it writes reaches endpoints, the first ones
+ * and those that recoveries open. It is refused; and when all ranks have connected, the stranger is shut out.
  * ctest: cost=18 labels=processes
  */
 #include <arpa/inet.h>
@@ -36,7 +36,17 @@
 
 #if EPX_HAVE_OFI
 
-enum { RANKS = 4, PORTS = 8, CONNECTIONS = 1500, RECOVERIES = 3, ROUNDS = 20, LIMIT_MS = 60000, ARRIVE_MS = 10000 };
+enum {
+    RANKS = 4,
+    PORTS = 8,
+    CONNECTIONS = 1500,
+    RECOVERIES = 3,
+    ROUNDS = 20,
+    LIMIT_MS = 60000,
+    ARRIVE_MS = 10000,
+    LATE_MS = 50,
+    QUIET_MS = 300
+};
 
 struct table {
     atomic_int works[RANKS], round[RANKS], done[RANKS];
@@ -45,22 +55,25 @@ struct table {
     struct forge_targets targets; /* of the one who comes early */
     atomic_int missed;            /* ranks that it has not reached */
     atomic_int met, met_early;    /* endpoints that have refused something, and those that did during their recovery */
+    atomic_int written;           /* endpoints that have refused arrivals, not the connection alone */
     char why[RANKS][512];
 };
 
 /* ---- A rank ------------------------------------------------------------------------------------------------------ */
 
-/* Has this rank's endpoint refused an arrival? 1, 0, or -1. */
-static int has_refused(struct fixture *s)
+/* What this rank's endpoint has refused; -1: failed. */
+static long long refused_by(struct fixture *s)
 {
     epx_stats stats = EPX_STATS_INIT;
 
-    return epx_group_stats(s->group, &stats) == EPX_OK ? stats.net_refused > 0 : fixture_fail(s, "epx_group_stats");
+    if (epx_group_stats(s->group, &stats) != EPX_OK)
+        return fixture_fail(s, "epx_group_stats");
+    return (long long)stats.net_refused;
 }
 
 static int work(struct fixture *s, struct table *table)
 {
-    int refused;
+    long long refused;
 
     for (int i = 0; i < atomic_load(&table->last); i++) {
         atomic_store(&table->round[s->rank], i);
@@ -68,7 +81,7 @@ static int work(struct fixture *s, struct table *table)
             return -1;
         atomic_store(&table->works[s->rank], 1);
     }
-    refused = has_refused(s);
+    refused = refused_by(s);
     if (refused > 0)
         snprintf(s->why, sizeof(s->why), "somebody came in through a closed door");
     if (refused)
@@ -126,18 +139,44 @@ __attribute__((visibility("default"))) int listen(int fd, int backlog)
     return 0;
 }
 
+/* The same: somebody who is in has time to write before the last rank comes. */
+__attribute__((visibility("default"))) int connect(int fd, const struct sockaddr *to, socklen_t bytes)
+{
+    if (told && to->sa_family == AF_INET)
+        usleep(LATE_MS * 1000);
+    return (int)syscall(SYS_connect, fd, to, bytes);
+}
+
 static int await_refused(struct fixture *s, struct table *table)
 {
     const uint64_t deadline = clock_ns() + ARRIVE_MS * (uint64_t)1000000;
-    int refused;
+    long long refused;
 
-    while (!(refused = has_refused(s)) && clock_ns() < deadline)
+    while (!(refused = refused_by(s)) && clock_ns() < deadline)
         usleep(1000);
     if (!refused) {
         atomic_fetch_add(&table->missed, 1);
         snprintf(s->why, sizeof(s->why), "nothing that was forged has arrived");
     }
     return refused > 0 ? 0 : -1;
+}
+
+/* The stranger goes on to write, and nothing of it arrives any more. */
+static int expect_quiet(struct fixture *s, struct table *table)
+{
+    const long long before = refused_by(s);
+    long long after;
+
+    usleep(QUIET_MS * 1000);
+    after = refused_by(s);
+    if (before < 0 || after < 0)
+        return -1;
+    if (after > 2) /* more than the connection itself */
+        atomic_fetch_add(&table->written, 1);
+    if (after != before)
+        snprintf(s->why, sizeof(s->why), "%lld arrivals were refused, and %lld more while all were connected", before,
+                 after - before);
+    return after != before ? -1 : 0;
 }
 
 /* Recoveries open endpoints anew, whose statistics begin at 0. */
@@ -147,13 +186,15 @@ static int work_beside_forger(struct fixture *s, struct table *table)
         if (i && fixture_sync(s, epx_mask_clean(s->group, NULL)) != EPX_OK)
             return fixture_fail(s, "epx_mask_clean");
         if (i)
-            atomic_fetch_add(&table->met_early, has_refused(s) == 1);
+            atomic_fetch_add(&table->met_early, refused_by(s) > 0);
         if (await_refused(s, table)) /* before the first operation */
             return -1;
         atomic_fetch_add(&table->met, 1);
         for (int k = 0; k < ROUNDS; k++)
             if (fixture_ll(s) || fixture_ht(s))
                 return -1;
+        if (expect_quiet(s, table))
+            return -1;
     }
     return 0;
 }
@@ -371,9 +412,11 @@ static void forged_arrivals_are_refused(void **state)
     assert_non_null(table);
     table->timeout_ms = 15000;
     assert_int_equal(run_beside_forger(table), 0);
-    print_message("%d endpoints refused arrivals, %d of them during the recovery that opened them\n",
-                  atomic_load(&table->met), atomic_load(&table->met_early));
+    print_message(
+        "%d endpoints refused strangers, %d of them during the recovery that opened them, %d their arrivals\n",
+        atomic_load(&table->met), atomic_load(&table->met_early), atomic_load(&table->written));
     assert_int_equal(atomic_load(&table->met), RANKS * (1 + RECOVERIES));
+    assert_true(atomic_load(&table->written) > 0);
     child_unshare(table, sizeof(*table));
 }
 

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "group/abort.h"
+#include "group/error.h"
 #include "net/net.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/slow.h"
@@ -451,7 +452,8 @@ static void times_out_across_nodes(void **state)
     times_out(state);
 }
 
-/* Rank 0 fails as it does when its proxy finds something wrong; the last rank is missing, so that all others wait. */
+/* Rank 0 fails as it does when its proxy finds something wrong, and says what; the last rank is missing, so that all
+ * others wait. */
 static int proxy_fails(struct fixture *s)
 {
     int rc = fixture_ll(s) || set_routing(s) != EPX_OK || fixture_meet(s);
@@ -461,10 +463,15 @@ static int proxy_fails(struct fixture *s)
 
         rc = epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL) != EPX_OK;
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
-        if (s->rank == 0)
+        if (s->rank == 0) {
+            error_record_net(s->group, EPX_ERR_SYSTEM, -1, 0, 0, "somebody else writes here");
             group_abort(s->group, EPX_ERR_SYSTEM, -1);
-        if (epx_stream_sync(s->group, NULL) != EPX_ERR_PEER || now_ms() - start > slow_ms(4 * ACROSS_NODES_MS))
+        }
+        if (epx_stream_sync(s->group, NULL) != (s->rank ? EPX_ERR_PEER : EPX_ERR_SYSTEM) ||
+            now_ms() - start > slow_ms(4 * ACROSS_NODES_MS))
             rc = fixture_fail(s, "rank 0 failed, and this rank was not told");
+        else if (!s->rank && !strstr(epx_last_error(), "somebody else writes here"))
+            rc = fixture_fail(s, "the message does not say why");
     }
     return fixture_meet(s) || rc;
 }
