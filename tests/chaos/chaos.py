@@ -27,6 +27,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 RANKS, DEADLINE_MS, START_S, END_S = 4, 2000, 60, 60
 SLACK_MS = 5000  # for a machine that does other things as well
+LATE_MS = 50  # how slow ranks are to connect where a stranger must get in before
 FOREVER = 1 << 60
 ADDRESSES = ["10.78.0.1", "10.78.0.2"]
 
@@ -158,6 +159,8 @@ class Job:
                                EPX_LIBRARY=os.path.join(world.build, "libepx.so"))
             if event.nodes == 1:
                 environment.pop("EPX_RANKS_PER_NODE")
+            if event.kind == "strangers":
+                environment["CHAOS_LATE_MS"] = str(LATE_MS)
             self.ranks.append(Rank(r, [*program, self.path, event.mode, str(event.mask), str(DEADLINE_MS)],
                                    environment, r // per if event.nodes > 1 else 0))
 
@@ -291,18 +294,26 @@ class Stranger(threading.Thread):
             one.close()
 
 
-class Strangers:
-    """At all ports of a job, also through libfabric."""
+def start_forger(world, host, ports=()):
+    """Writes to these ports through libfabric, or to each where somebody begins to listen."""
+    return subprocess.Popen(["nsenter", f"--net=/run/netns/h{host}", os.path.join(world.build, "tests", "chaos_rank"),
+                             "forge", ADDRESSES[host], *map(str, ports)], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL)
 
-    def __init__(self, world, job, ports):
-        self.threads, self.forgers = [], []
-        for host in sorted({rank.host for rank in job.ranks} or {0}):
-            if not ports[host]:
+
+class Strangers:
+    """At all ports of a job, also through libfabric: before there is a job, and when all ranks have connected."""
+
+    def __init__(self, world, event):
+        self.threads, self.forgers = [], [start_forger(world, host) for host in range(event.nodes)]
+
+    def come(self, world, job):
+        for host in sorted({rank.host for rank in job.ranks}):
+            ports = listening(next(rank for rank in job.ranks if rank.host == host))
+            if not ports:
                 continue
-            self.threads += [Stranger(host, ports[host], job.event.number * 8 + i) for i in range(2)]
-            self.forgers.append(subprocess.Popen(
-                ["nsenter", f"--net=/run/netns/h{host}", os.path.join(world.build, "tests", "chaos_rank"), "forge",
-                 ADDRESSES[host], *map(str, ports[host])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            self.threads += [Stranger(host, ports, job.event.number * 8 + i) for i in range(2)]
+            self.forgers.append(start_forger(world, host, ports))
         for thread in self.threads:
             thread.start()
 
@@ -314,6 +325,8 @@ class Strangers:
         for forger in self.forgers:
             forger.kill()
             forger.wait()
+
+    def check(self):
         if not self.threads or any(thread.why or not thread.tries for thread in self.threads):
             raise Wrong("strangers could not connect: %s" % [thread.why for thread in self.threads])
 
@@ -408,13 +421,21 @@ def event_slow(world, job):
 
 def event_strangers(world, job):
     """Strangers connect, stay, lie and forge arrivals: results are right, and nobody is accused."""
-    ports = {host: [] for host in (0, 1)}
-    for rank in job.ranks:
-        ports[rank.host] = listening(rank)
-    strangers = Strangers(world, job, ports)
-    time.sleep(2)
-    strangers.stop()
+    strangers = Strangers(world, job.event)
+    try:
+        job.start(world)
+        job.ready()
+        strangers.come(world, job)
+        time.sleep(2)
+    finally:
+        strangers.stop()
+    strangers.check()
     job.finish()
+    refused = [int(rank.said("refused") or 0) for rank in job.ranks]
+    job.event.refused = sum(refused)
+    # Ranks of the second node wait for those of the first to connect. Ranks in Python are not slow to.
+    if job.event.nodes > 1 and not job.event.python and max(refused) < 2:
+        raise Wrong("nothing that was forged has arrived: ranks refused %s" % refused)
 
 
 def event_meeting(world, job):
@@ -453,7 +474,7 @@ class Event:
         self.mode, mask = modes[(turn // len(nodes)) % len(modes)].split()
         self.mask = int(mask)
         self.python = python and (number + turn) % 4 == 3
-        self.named = self.told = 0
+        self.named = self.told = self.refused = 0
 
     def __str__(self):
         return "%s %s, %d node%s%s%s" % (self.kind, self.mode, self.nodes, "s" * (self.nodes > 1),
@@ -536,7 +557,7 @@ class World:
     def play(self, event):
         before, job = self.left_behind(), Job(self, event)
         try:
-            if event.function is not event_meeting:
+            if event.function not in (event_meeting, event_strangers):  # these start it
                 job.start(self)
                 job.ready()
                 time.sleep(event.random.uniform(0.02, 0.3))
@@ -587,7 +608,9 @@ def main():
         row = results.setdefault(str(event), [0, 0, 0, 0, 0.0])
         for i, value in enumerate((1, not why, event.named, event.told, time.monotonic() - since)):
             row[i] += value
-        print("chaos: %d: %s: %s" % (number, event, "FAILED: " + why if why else "ok"), flush=True)
+        print("chaos: %d: %s: %s%s" % (number, event, "FAILED: " + why if why else "ok",
+                                       ", %d forged arrivals were refused" % event.refused if event.refused else ""),
+              flush=True)
         for line in said:
             print("    " + line)
         failures += bool(why)

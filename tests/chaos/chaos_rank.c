@@ -4,6 +4,7 @@
  *
  *     chaos_rank TABLE MODE MASK TIMEOUT_MS       MODE: ll, ht; MASK: enable_mask
  *     chaos_rank forge ADDRESS PORT...            writes of nothing with completion data, as ranks do for signals
+ *     chaos_rank forge ADDRESS                    the same at every port of this host where somebody begins to listen
  *
  *   rank                                                 chaos.py
  *   "ready" after the first good round                   does something
@@ -11,19 +12,23 @@
  *     or "fault STATUS PEER MS TEXT"             --->    judges it; mends what can be mended
  *   waits for table.go                           <---    1: recover, -1: end
  *   epx_group_error_clear, more rounds
- *   "recovered RANKS"; "ok" or "failed TEXT" comes last
+ *   "recovered RANKS"; "refused COUNT": what strangers sent; "ok" or "failed TEXT" comes last
  *
- * chaos_rank.py is the same in Python.
+ * With CHAOS_LATE_MS a rank is slow to connect, so that a stranger who is quick has time to write before the last rank
+ * comes, after which it is shut out. chaos_rank.py is the same in Python, and not slow.
  */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "util/clock.h"
@@ -46,6 +51,16 @@ static void report(const char *format, ...)
     va_end(args);
     putchar('\n');
     fflush(stdout);
+}
+
+static int late_ms;
+
+/* In place of libc's, for libfabric too. */
+__attribute__((visibility("default"))) int connect(int fd, const struct sockaddr *to, socklen_t bytes)
+{
+    if (late_ms)
+        usleep((useconds_t)late_ms * 1000);
+    return (int)syscall(SYS_connect, fd, to, bytes);
 }
 
 /* Sockets and memory files: what a group must not leave behind. */
@@ -130,6 +145,14 @@ static int recover(struct fixture *s, int low, int mask, const struct table *tab
     return 0;
 }
 
+static void report_refused(struct fixture *s)
+{
+    epx_stats stats = EPX_STATS_INIT;
+
+    if (epx_group_stats(s->group, &stats) == EPX_OK)
+        report("refused %llu", (unsigned long long)stats.net_refused);
+}
+
 static int be_rank(char **argv)
 {
     const int low = !strcmp(argv[2], "ll"), mask = atoi(argv[3]), fd = open(argv[1], O_RDWR);
@@ -149,6 +172,8 @@ static int be_rank(char **argv)
         rc = rounds(s, low, table);
     if (rc > 0)
         rc = recover(s, low, mask, table);
+    if (!rc)
+        report_refused(s);
     if (rc)
         report("failed %s", s->why);
     fixture_close(s);
@@ -164,14 +189,51 @@ static int be_rank(char **argv)
 
 /* ---- A stranger -------------------------------------------------------------------------------------------------- */
 
+static struct forge_targets targets;
+
+static int is_own(unsigned port)
+{
+    for (int fd = 0; fd < 256; fd++) {
+        struct sockaddr_in at = {0};
+        socklen_t bytes = sizeof(at);
+        if (!getsockname(fd, (struct sockaddr *)&at, &bytes) && at.sin_family == AF_INET && ntohs(at.sin_port) == port)
+            return 1;
+    }
+    return 0;
+}
+
+/* The kernel tells everybody of a host who listens there. */
+static void *watch(void *arg)
+{
+    static uint8_t seen[65536];
+    char line[256];
+    unsigned port, state;
+
+    for (;; usleep(200)) {
+        FILE *file = fopen("/proc/net/tcp", "r");
+        while (file && fgets(line, sizeof(line), file)) {
+            if (sscanf(line, " %*d: %*8x:%4x %*8x:%*4x %2x", &port, &state) != 2 || state != 0x0a || seen[port])
+                continue;
+            seen[port] = 1;
+            if (!is_own(port))
+                forge_add(&targets, (int)port);
+        }
+        if (file)
+            fclose(file);
+    }
+    return arg;
+}
+
 /* Returns only if it cannot. */
 static int forge(int argc, char **argv)
 {
-    static struct forge_targets targets;
+    pthread_t watcher;
 
     inet_pton(AF_INET, argv[2], &targets.host);
     for (int i = 3; i < argc; i++)
         forge_add(&targets, atoi(argv[i]));
+    if (argc == 3 && pthread_create(&watcher, NULL, watch, NULL))
+        return 1;
     forge_signals(&targets, FORGE_PORTS, 8);
     return EPX_HAVE_OFI;
 }
@@ -180,8 +242,9 @@ int main(int argc, char **argv)
 {
     if (argc >= 3 && !strcmp(argv[1], "forge"))
         return forge(argc, argv);
+    late_ms = getenv("CHAOS_LATE_MS") ? atoi(getenv("CHAOS_LATE_MS")) : 0;
     if (argc == 5 && getenv("RANK") && getenv("WORLD_SIZE"))
         return be_rank(argv);
-    fprintf(stderr, "usage: chaos_rank TABLE ll|ht MASK TIMEOUT_MS, or chaos_rank forge ADDRESS PORT...\n");
+    fprintf(stderr, "usage: chaos_rank TABLE ll|ht MASK TIMEOUT_MS, or chaos_rank forge ADDRESS [PORT]...\n");
     return 2;
 }
