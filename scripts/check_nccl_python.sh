@@ -37,6 +37,8 @@ for name in ncclGetUniqueId ncclCommInitRank ncclCommUserRank ncclCommCount nccl
     echo "int $name(void) { return 1; } /* ncclUnhandledCudaError */"
 done | "${CC:-cc}" -shared -fPIC -x c -Wl,-soname,libnccl.so.2 -o "$scratch/nccl/libnccl.so.2" -
 PYTHONPATH=$scratch/ours LD_PRELOAD=$scratch/nccl/libnccl.so.2 "$epx" run -n 2 --timeout 100 -- "$python" "$program" epx
-LD_PRELOAD=$lib/libnccl_ep.so:$lib/standin/libnccl.so.2 "$python" "$tests/nccl_surface.py" "$scratch/ours"
-NCCL_COMM_ID=127.0.0.1:$port LD_PRELOAD=$lib/libnccl_ep.so:$lib/standin/libnccl.so.2 \
-    "$epx" run -n 2 --timeout 100 -- "$python" "$program" nvidia
+# NVIDIA's packages look for a file libnccl.so.2 (on x86_64 torch may have brought NCCL's own, on aarch64 there is
+# none), and then for each function first among what is loaded.
+nvidia() { LD_PRELOAD=$lib/libnccl_ep.so:$lib/standin/libnccl.so.2 LD_LIBRARY_PATH=$lib/standin "$@"; }
+nvidia "$python" "$tests/nccl_surface.py" "$scratch/ours"
+NCCL_COMM_ID=127.0.0.1:$port nvidia "$epx" run -n 2 --timeout 100 -- "$python" "$program" nvidia
