@@ -39,6 +39,11 @@ for shape in "layer" "layer ll" "layer --layout expert --dtype fp8" "layer --nod
             0 < o['us_p50'] <= o['us_p99'] and 0 < o['host_us'] and o['host_count_us'] <= o['host_us']"
 done
 expect 0 "a table of layers" layer "${small[@]}" && says "with host time" "host"
+# As many layers as --iters says, whatever rounds they are measured in: on each of 4 ranks one before, and 13.
+EPX_TRACE=$work/layers.json expect 0 "13 layers" layer "${few[@]}" --iters 13 --warmup 0 &&
+    says "the table says so" "13 layers in 2 rounds"
+calls=$(grep -o '"name":"epx_dispatch"' "$work/layers.json" | wc -l)
+[ "$calls" -eq $((4 * 14)) ] && echo "ok: 13 layers are made" || fail "--iters 13 made $calls calls of epx_dispatch"
 expect 2 "layers are not compared with MPI" layer --vs mpi && says "says why" "layer measures calls"
 EPX_BENCH_CORRUPT=2 expect 1 "a spoilt layer is found" layer "${small[@]}" --check
 

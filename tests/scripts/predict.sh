@@ -81,6 +81,8 @@ unused "--machine has no meaning with --published" --published --machine h200-ef
 unused "--published has no meaning with --calibration" --published --calibration
 unused "--json has no meaning with --machines" --machines --json
 unused "--agents is '4'; expected a number from 8 to 1024" --agents 4
+unused "--agents is 257; expected at most the 256 warps of 16 SMs" --machine h200-shared --agents 257
+unused "--agents is 17; expected at most the 16 warps of 1 SMs" --machine h200-shared --sms 1 --agents 17
 
 refused() { # text of a machine file, expected words
     printf '%b' "$1" >"$work/bad.machine"

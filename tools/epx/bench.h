@@ -157,7 +157,9 @@ struct bench_layer_row {
 };
 
 #define BENCH_LAYERS_PER_ROUND 10
+/* Rounds of a number of layers, and the layers of one round: ten, or a few less where they do not divide evenly. */
 int bench_layer_rounds(int layers);
+int bench_layer_count(int layers, int round);
 void bench_layer_fill(const struct bench_report *report, struct bench_layer_row *row);
 void bench_layer_report_table(const struct bench_report *report);
 void bench_layer_report_json(const struct bench_report *report);

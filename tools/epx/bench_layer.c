@@ -211,10 +211,10 @@ static int measure(struct layer_run *run)
         return -1;
     run->host_ns = run->count_ns = 0;
     for (round = 0; round < rounds; round++)
-        if (run_round(run, BENCH_LAYERS_PER_ROUND, round) != 0)
+        if (run_round(run, bench_layer_count(layers, round), round) != 0)
             return -1;
-    host->us = (double)run->host_ns / 1e3 / (rounds * BENCH_LAYERS_PER_ROUND);
-    host->count_us = (double)run->count_ns / 1e3 / (rounds * BENCH_LAYERS_PER_ROUND);
+    host->us = (double)run->host_ns / 1e3 / layers;
+    host->count_us = (double)run->count_ns / 1e3 / layers;
     return 0;
 }
 
@@ -231,6 +231,13 @@ static int check_and_measure(struct bench_rank *rank)
 int bench_layer_rounds(int layers)
 {
     return (layers + BENCH_LAYERS_PER_ROUND - 1) / BENCH_LAYERS_PER_ROUND;
+}
+
+int bench_layer_count(int layers, int round)
+{
+    const int64_t n = layers, rounds = bench_layer_rounds(layers);
+
+    return (int)(n * (round + 1) / rounds - n * round / rounds);
 }
 
 int bench_layer_run(struct bench_rank *rank)

@@ -8,19 +8,17 @@
 void bench_layer_fill(const struct bench_report *r, struct bench_layer_row *row)
 {
     const struct bench_config *c = &r->options->config;
-    static uint64_t rounds[BENCH_MAX_ITERS];
-    const int n = bench_layer_rounds(r->options->iters);
+    static uint64_t per_layer[BENCH_MAX_ITERS]; /* nanoseconds, round by round */
+    const int layers = r->options->iters, n = bench_layer_rounds(layers);
     double logical[2], wire[2], host[BENCH_MAX_RANKS], count[BENCH_MAX_RANKS];
     int i;
 
     memset(row, 0, sizeof(*row));
     for (i = 0; i < n; i++)
-        rounds[i] = r->shm->team[BENCH_EPX].times[BENCH_WHOLE][0][i];
-    bench_noise(rounds, n, &row->us_low, &row->us_high);
-    row->us_low /= BENCH_LAYERS_PER_ROUND;
-    row->us_high /= BENCH_LAYERS_PER_ROUND;
-    row->us_p50 = bench_percentile(rounds, n, 50) / 1e3 / BENCH_LAYERS_PER_ROUND;
-    row->us_p99 = bench_percentile(rounds, n, 99) / 1e3 / BENCH_LAYERS_PER_ROUND;
+        per_layer[i] = r->shm->team[BENCH_EPX].times[BENCH_WHOLE][0][i] / (uint64_t)bench_layer_count(layers, i);
+    bench_noise(per_layer, n, &row->us_low, &row->us_high);
+    row->us_p50 = bench_percentile(per_layer, n, 50) / 1e3;
+    row->us_p99 = bench_percentile(per_layer, n, 99) / 1e3;
     for (i = 0; i < c->ranks; i++) {
         host[i] = r->shm->host[i].us;
         count[i] = r->shm->host[i].count_us;
@@ -77,11 +75,12 @@ void bench_layer_report_table(const struct bench_report *r)
         printf("%-10s%9.0f us%9.0f us%9.0f us%10.1f GB/s%10.1f GB/s\n\n", "layer", row.us_p50, row.us_p99, row.host_us,
                row.logical_GBps, row.wire_GBps);
     }
-    printf("  layer    routing that is new each time, %sdispatch%s,\n           combine%s; %d layers in rounds of %d\n",
+    printf("  layer    routing that is new each time, %sdispatch%s,\n           combine%s; %d layer%s in %d round%s\n",
            c->mode == EPX_LOW_LATENCY ? "" : "update, number of rows, ",
            c->mode == EPX_LOW_LATENCY ? "" : " with weights and indices",
-           c->mode == EPX_LOW_LATENCY && c->layout == EPX_RANK_MAJOR ? "" : " with weights",
-           bench_layer_rounds(r->options->iters) * BENCH_LAYERS_PER_ROUND, BENCH_LAYERS_PER_ROUND);
+           c->mode == EPX_LOW_LATENCY && c->layout == EPX_RANK_MAJOR ? "" : " with weights", r->options->iters,
+           r->options->iters == 1 ? "" : "s", bench_layer_rounds(r->options->iters),
+           bench_layer_rounds(r->options->iters) == 1 ? "" : "s");
     printf("  time     wall clock of a round until its last rank has finished, per layer: p50 and p99 of the rounds\n");
     printf("  host     until the calls of a layer have returned, median rank");
     if (c->mode != EPX_LOW_LATENCY)

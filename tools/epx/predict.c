@@ -189,6 +189,17 @@ static struct predict_point make_point(const struct options *o, int mode, int ra
     return p;
 }
 
+/* Each simulated agent represents one of the machine's or several. */
+static int check_agents(const struct options *o)
+{
+    const uint64_t sms = o->sms ? (uint64_t)o->sms : o->point.machine.sms, warps = o->point.machine.warps_per_sm;
+
+    if ((uint64_t)o->point.agents <= sms * warps)
+        return 0;
+    return options_complain(table.program, "--agents is %d; expected at most the %llu warps of %llu SMs",
+                            o->point.agents, (unsigned long long)(sms * warps), (unsigned long long)sms);
+}
+
 static int predict_all(const struct options *o, int argc, char **argv)
 {
     static struct predict_point points[2 * MAX_POINTS];
@@ -247,7 +258,7 @@ int cmd_predict(int argc, char **argv)
         return show_machine(o.show);
     if (o.calibration || o.known)
         return predict_known(o.calibration, o.modes, o.json, o.point.seed);
-    if (machine_load(o.machine, &o.point.machine) != 0)
+    if (machine_load(o.machine, &o.point.machine) != 0 || check_agents(&o) != 0)
         return EXIT_USAGE;
     return predict_all(&o, argc, argv);
 }
