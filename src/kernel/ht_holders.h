@@ -14,27 +14,10 @@ KFN struct hc_desc *hc_desc_of(const struct group_dev *g, int rank)
     return (struct hc_desc *)node_desc_at(g, rank, g->ht.combine_descs, sizeof(struct hc_desc));
 }
 
-/* The descriptors of the node, which do not change any more, in memory of the block; NULL where it has none. */
+/* See ht_block_descs(). */
 KFN const struct hc_desc *hc_descs(struct agent *ag, const struct group_dev *g)
 {
-#if AG_BLOCKS
-    const int words = (int)(sizeof(struct hc_desc) / 4);
-    int32_t *memory = ag_block_memory(ag, g->nranks * words);
-
-    if (!memory)
-        return NULL;
-    AG_EACH_BLOCK(ag, int, i, g->nranks *words)
-    {
-        if (is_local(g, i / words))
-            memory[i] = ((const int32_t *)hc_desc_of(g, i / words))[i % words];
-    }
-    ag_block_any(ag, 0);
-    return (const struct hc_desc *)memory;
-#else
-    (void)ag;
-    (void)g;
-    return NULL;
-#endif
+    return (const struct hc_desc *)ht_block_descs(ag, g, g->ht.combine_descs, sizeof(struct hc_desc));
 }
 
 KFN const struct hc_desc *hc_desc_for(const struct group_dev *g, const struct hc_desc *descs, int rank)
@@ -187,24 +170,31 @@ KFN int hc_place(const struct ht_combine_params *p, const int32_t *ids, int d, i
 
 #define HC_NO_ROW INT32_MIN
 
+/* Entry by entry of a token: the row in this node, or HC_NO_ROW; the rank of its expert, or -1. */
+KFN void hc_gather_ranks(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                         const int32_t *ids, const int32_t *pos, struct pair_set *ranks)
+{
+    pair_set_begin(ranks);
+    AG_EACH(ag, int, k, p->h->state->topk)
+    {
+        int d = -1;
+        const struct hc_desc *desc = hc_row_desc(p->g, descs, ids, pos, k, &d);
+        pair_set_offer(ranks, k, desc ? hc_row_number(p, desc, ids, pos, k) : HC_NO_ROW,
+                       ids[k] < 0 ? -1 : ids[k] / p->g->local_experts);
+    }
+    pair_set_settle(ag, ranks);
+}
+
 /* SUM_TOPK_ORDER of FLAT: as hc_holders(), each rank in the place of its last entry. `only`: a place, or -1 for all. */
 KFN_STEP int hc_holders_last(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
                              const int32_t *ids, const int32_t *pos, int only, struct pair_set *holders)
 {
     const int K = p->h->state->topk;
-    struct pair_set ranks; /* the row, or HC_NO_ROW: one entry of a rank has it; the rank, or -1 */
+    struct pair_set ranks; /* of the entries of a rank one has the row */
     int n = 0;
 
-    pair_set_begin(&ranks);
+    hc_gather_ranks(ag, p, descs, ids, pos, &ranks);
     pair_set_begin(holders);
-    AG_EACH(ag, int, k, K)
-    {
-        int d = -1;
-        const struct hc_desc *desc = hc_row_desc(p->g, descs, ids, pos, k, &d);
-        pair_set_offer(&ranks, k, desc ? hc_row_number(p, desc, ids, pos, k) : HC_NO_ROW,
-                       ids[k] < 0 ? -1 : ids[k] / p->g->local_experts);
-    }
-    pair_set_settle(ag, &ranks);
     AG_ROUNDS(ag, int, k, K)
     {
         const int rank = pair_set_get(ag, &ranks, k < K ? k : 0).b;
@@ -231,22 +221,13 @@ KFN_STEP int hc_holders_placed(struct agent *ag, const struct ht_combine_params 
                                uint32_t *ends)
 {
     const int K = p->h->state->topk, topk = p->sum & SUM_TOPK_ORDER, by_last = topk && hc_by_rank(p);
-    struct pair_set ranks; /* the entry's row, or HC_NO_ROW; its rank, or -1 */
-    struct pair_set keys;  /* what orders the entry, or -1 */
+    struct pair_set ranks, keys; /* a key orders the entries; -1: none */
     int64_t last_rows = 0;
     int n = 0;
 
-    pair_set_begin(&ranks);
+    hc_gather_ranks(ag, p, descs, ids, pos, &ranks);
     pair_set_begin(&keys);
     pair_set_begin(holders);
-    AG_EACH(ag, int, k, K)
-    {
-        int d = -1;
-        const struct hc_desc *desc = hc_row_desc(p->g, descs, ids, pos, k, &d);
-        pair_set_offer(&ranks, k, desc ? hc_row_number(p, desc, ids, pos, k) : HC_NO_ROW,
-                       ids[k] < 0 ? -1 : ids[k] / p->g->local_experts);
-    }
-    pair_set_settle(ag, &ranks);
     /* The place of an entry is hc_place(): the lanes look at each other's ranks rather than at memory. */
     AG_ROUNDS(ag, int, k, K)
     {

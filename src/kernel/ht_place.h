@@ -6,16 +6,12 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
-KFN struct hd_desc *hd_desc_of(const struct group_dev *g, int rank)
-{
-    return (struct hd_desc *)node_desc_at(g, rank, g->ht.dispatch_descs, sizeof(struct hd_desc));
-}
-
-/* The descriptors of the node, which do not change any more, in memory of the block; NULL where it has none. */
-KFN const struct hd_desc *hd_descs(struct agent *ag, const struct group_dev *g)
+/* The descriptors of the node at `descs` of a heap, which do not change any more, in memory of the block, by rank; NULL
+ * where it has none. */
+KFN const char *ht_block_descs(struct agent *ag, const struct group_dev *g, uint64_t descs, size_t bytes)
 {
 #if AG_BLOCKS
-    const int words = (int)(sizeof(struct hd_desc) / 4);
+    const int words = (int)(bytes / 4);
     int32_t *memory = ag_block_memory(ag, g->nranks * words);
 
     if (!memory)
@@ -23,15 +19,28 @@ KFN const struct hd_desc *hd_descs(struct agent *ag, const struct group_dev *g)
     AG_EACH_BLOCK(ag, int, i, g->nranks *words)
     {
         if (is_local(g, i / words))
-            memory[i] = ((const int32_t *)hd_desc_of(g, i / words))[i % words];
+            memory[i] = ((const int32_t *)node_desc_at(g, i / words, descs, bytes))[i % words];
     }
     ag_block_any(ag, 0);
-    return (const struct hd_desc *)memory;
+    return (const char *)memory;
 #else
     (void)ag;
     (void)g;
+    (void)descs;
+    (void)bytes;
     return NULL;
 #endif
+}
+
+KFN struct hd_desc *hd_desc_of(const struct group_dev *g, int rank)
+{
+    return (struct hd_desc *)node_desc_at(g, rank, g->ht.dispatch_descs, sizeof(struct hd_desc));
+}
+
+/* See ht_block_descs(). */
+KFN const struct hd_desc *hd_descs(struct agent *ag, const struct group_dev *g)
+{
+    return (const struct hd_desc *)ht_block_descs(ag, g, g->ht.dispatch_descs, sizeof(struct hd_desc));
 }
 
 /* The handle's memory has a routing for it and for these tensors: the caller may have given memory that has not. */

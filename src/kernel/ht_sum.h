@@ -29,6 +29,33 @@ KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
     }
 }
 
+/* Adds the sums that the other nodes returned for token t; `own` rows are of this node. Bit i of *ends: the i-th of the
+ * set is one of them. Returns how many there are. */
+KFN int hc_put_node_sums(struct agent *ag, const struct ht_combine_params *p, int r, int t, int own,
+                         struct sum_set *set, uint32_t *ends)
+{
+    const struct group_dev *g = p->g;
+    int sums = 0;
+
+    for (int k = 0; g->nnodes > 1 && k < p->h->state->topk; k++) {
+        int n = 0;
+        const char *row = hc_back_row(p, r, t, k, &n);
+        if (!row)
+            continue;
+        const int at = hc_back_before(p, r, t, n) + (n > g->node ? own : 0);
+        sum_set_put(ag, set, at, row, 1.0f, 0);
+        *ends |= 1u << at;
+        sums++;
+    }
+    return sums;
+}
+
+/* Row t of the caller's bias `which`, or NULL. */
+KFN const char *hc_bias(const struct ht_combine_params *p, int which, int t)
+{
+    return p->bias[which] ? p->bias[which] + t * p->bias_stride[which] : NULL;
+}
+
 /* Returns how many rows there were. */
 KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r,
                           int t)
@@ -40,21 +67,13 @@ KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, c
     /* Node by node, ascending: the rows of the own node one by one, in the place of its sum. */
     const int before = g->nnodes == 1 ? 0 : hc_back_before(p, r, t, g->node);
     const int own = hc_holders(ag, p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, &holders);
-    int rows = own;
+    uint32_t ends = 0; /* not looked at: nothing is rounded in between */
+
     sum_set_begin(&set);
     hc_offer_rows(ag, p, descs, &holders, own, &set, before);
     sum_set_settle(ag, &set);
-    for (int k = 0; g->nnodes > 1 && k < K; k++) {
-        int n = 0;
-        const char *row = hc_back_row(p, r, t, k, &n);
-        if (!row)
-            continue;
-        sum_set_put(ag, &set, hc_back_before(p, r, t, n) + (n > g->node ? own : 0), row, 1.0f, 0);
-        rows++;
-    }
-    ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, rows, 0,
-              p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
-              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
+    const int rows = own + hc_put_node_sums(ag, p, r, t, own, &set, &ends);
+    ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, rows, 0, hc_bias(p, 0, t), hc_bias(p, 1, t));
     return rows;
 }
 
@@ -71,24 +90,12 @@ KFN_STEP int hc_sum_token_ranks(struct agent *ag, const struct ht_combine_params
     const int own =
         hc_holders_placed(ag, p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, -1, &holders, &own_ends);
     uint32_t ends = own ? own_ends << before : 0; /* `before` may be all of K, which is 32 at most */
-    int rows = own;
 
     sum_set_begin(&set);
     hc_offer_rows(ag, p, descs, &holders, own, &set, before);
     sum_set_settle(ag, &set);
-    for (int k = 0; g->nnodes > 1 && k < K; k++) {
-        int n = 0;
-        const char *row = hc_back_row(p, r, t, k, &n);
-        if (!row)
-            continue;
-        const int at = hc_back_before(p, r, t, n) + (n > g->node ? own : 0);
-        sum_set_put(ag, &set, at, row, 1.0f, 0);
-        ends |= 1u << at;
-        rows++;
-    }
-    hc_reduce(ag, p, p->out + t * p->out_stride, set, rows, ends,
-              p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
-              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
+    const int rows = own + hc_put_node_sums(ag, p, r, t, own, &set, &ends);
+    hc_reduce(ag, p, p->out + t * p->out_stride, set, rows, ends, hc_bias(p, 0, t), hc_bias(p, 1, t));
     return rows;
 }
 
@@ -115,9 +122,7 @@ KFN_STEP int hc_sum_nodes(struct agent *ag, const struct ht_combine_params *p, i
     }
     ag_sync(ag); /* the own sum is written */
     /* Each is the last of its sum: they are rounded already. */
-    hc_reduce(ag, p, out, set, n, (uint32_t)(((uint64_t)1 << n) - 1),
-              p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
-              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
+    hc_reduce(ag, p, out, set, n, (uint32_t)(((uint64_t)1 << n) - 1), hc_bias(p, 0, t), hc_bias(p, 1, t));
     return n;
 }
 
@@ -128,8 +133,7 @@ KFN_STEP int hc_sum_token_topk(struct agent *ag, const struct ht_combine_params 
     const int K = p->h->state->topk, nodes = p->g->nnodes > 1;
     const int own =
         hc_sum_node(ag, p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, -1, p->out + t * p->out_stride,
-                    p->bias[0] && !nodes ? p->bias[0] + t * p->bias_stride[0] : NULL,
-                    p->bias[1] && !nodes ? p->bias[1] + t * p->bias_stride[1] : NULL);
+                    nodes ? NULL : hc_bias(p, 0, t), nodes ? NULL : hc_bias(p, 1, t));
 
     return nodes ? own + hc_sum_nodes(ag, p, r, t, own) - (own > 0) : own;
 }
@@ -196,8 +200,7 @@ KFN_STEP int hc_sum_token_rounds(struct agent *ag, const struct ht_combine_param
         n = hc_put_place(ag, p, descs, r, t, place, &set, n);
         ends |= n > before ? 1u << (n - 1) : 0;
     }
-    hc_reduce(ag, p, p->out + t * p->out_stride, set, n, ends, p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
-              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
+    hc_reduce(ag, p, p->out + t * p->out_stride, set, n, ends, hc_bias(p, 0, t), hc_bias(p, 1, t));
     return n;
 }
 
