@@ -44,66 +44,65 @@ epx_status need_row_bytes(struct epx_handle *handle, const char *call, const cha
     return EPX_OK;
 }
 
-epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info *given, const char *call,
-                                struct layout_tensors *out)
+static epx_status check_info_numbers(struct epx_handle *handle, const epx_layout_info *info, const char *call,
+                                     struct layout_tensors *out)
+{
+    const int low = handle->config.mode == EPX_LOW_LATENCY;
+
+    if (info->expected_rows > INT32_MAX || (low && info->expected_rows))
+        return fail(EPX_ERR_ARGUMENT, "%s: info.expected_rows: expected at most %d, 0 with low latency, got %u", call,
+                    INT32_MAX, info->expected_rows);
+    if (info->drop_rows > INT32_MAX || (info->drop_rows && !handle->config.drop_rows))
+        return fail(EPX_ERR_ARGUMENT,
+                    "%s: info.drop_rows: expected at most %d, and 0 for a handle without drop_rows, got %u", call,
+                    INT32_MAX, info->drop_rows);
+    out->expected_rows = info->expected_rows;
+    out->drop_rows = info->drop_rows;
+    return EPX_OK;
+}
+
+static epx_status check_info_tensors(struct epx_handle *handle, const epx_layout_info *info, const char *call,
+                                     struct layout_tensors *out)
 {
     const int64_t R = handle->group->nranks, L = handle->group->set.local_experts;
     const int low = handle->config.mode == EPX_LOW_LATENCY, major = handle->config.layout == EPX_EXPERT_MAJOR;
-    epx_layout_info info;
-    epx_status status;
-
-    memset(out, 0, sizeof(*out));
-    if (!given)
-        return EPX_OK;
-    status = struct_in(&info, sizeof(info), given, "epx_layout_info");
-    if (status != EPX_OK)
-        return status;
-    if (info.expected_rows > INT32_MAX || (low && info.expected_rows))
-        return fail(EPX_ERR_ARGUMENT, "%s: info.expected_rows: expected at most %d, 0 with low latency, got %u", call,
-                    INT32_MAX, info.expected_rows);
-    out->expected_rows = info.expected_rows;
-    if (info.drop_rows > INT32_MAX || (info.drop_rows && !handle->config.drop_rows))
-        return fail(EPX_ERR_ARGUMENT,
-                    "%s: info.drop_rows: expected at most %d, and 0 for a handle without drop_rows, got %u", call,
-                    INT32_MAX, info.drop_rows);
-    out->drop_rows = info.drop_rows;
     const struct {
         const epx_tensor *tensor;
         epx_tensor *out;
         int allowed;
         struct want want;
     } parts[] = {
-        {info.expert_counts,
+        {info->expert_counts,
          &out->expert_counts,
          !low || major,
          {call, "info.expert_counts", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
-        {info.expert_offsets,
+        {info->expert_offsets,
          &out->expert_offsets,
          !low && major,
          {call, "info.expert_offsets", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
-        {info.rank_counts, &out->rank_counts, 1, {call, "info.rank_counts", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
-        {info.total, &out->total, 1, {call, "info.total", DTYPES_INDEX, 1, {1}, STRIDES_NONE}},
-        {info.layout_range,
+        {info->rank_counts, &out->rank_counts, 1, {call, "info.rank_counts", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
+        {info->total, &out->total, 1, {call, "info.total", DTYPES_INDEX, 1, {1}, STRIDES_NONE}},
+        {info->layout_range,
          &out->layout_range,
          low && major,
          {call, "info.layout_range", DTYPE_BIT(EPX_INT64), 2, {L, R}, STRIDES_NONE}},
-        {info.expert_stats,
+        {info->expert_stats,
          &out->expert_stats,
          !low || major,
          {call, "info.expert_stats", DTYPE_BIT(EPX_INT32), 1, {L}, STRIDES_NONE}},
-        {info.wait_ns, &out->wait_ns, low, {call, "info.wait_ns", DTYPE_BIT(EPX_INT64), 1, {R}, STRIDES_NONE}},
-        {info.rank_matrix, &out->rank_matrix, !low, {call, "info.rank_matrix", DTYPES_INDEX, 2, {R, R}, STRIDES_NONE}},
-        {info.rank_tokens, &out->rank_tokens, !low, {call, "info.rank_tokens", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
-        {info.relay_counts, &out->relay_counts, !low, {call, "info.relay_counts", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
-        {info.expert_rows, &out->expert_rows, !low, {call, "info.expert_rows", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
-        {info.expert_ends, &out->expert_ends, !low, {call, "info.expert_ends", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
-        {info.source_ends, &out->source_ends, !low, {call, "info.source_ends", DTYPES_INDEX, 1, {-1}, STRIDES_NONE}},
+        {info->wait_ns, &out->wait_ns, low, {call, "info.wait_ns", DTYPE_BIT(EPX_INT64), 1, {R}, STRIDES_NONE}},
+        {info->rank_matrix, &out->rank_matrix, !low, {call, "info.rank_matrix", DTYPES_INDEX, 2, {R, R}, STRIDES_NONE}},
+        {info->rank_tokens, &out->rank_tokens, !low, {call, "info.rank_tokens", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
+        {info->relay_counts, &out->relay_counts, !low, {call, "info.relay_counts", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
+        {info->expert_rows, &out->expert_rows, !low, {call, "info.expert_rows", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
+        {info->expert_ends, &out->expert_ends, !low, {call, "info.expert_ends", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
+        {info->source_ends, &out->source_ends, !low, {call, "info.source_ends", DTYPES_INDEX, 1, {-1}, STRIDES_NONE}},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         if (parts[i].tensor && !parts[i].allowed)
             return fail(EPX_ERR_ARGUMENT, "%s: %s: this mode and layout do not have it, expected NULL", call,
                         parts[i].want.name);
-        status = check_optional(parts[i].tensor, &parts[i].want, parts[i].out);
+        const epx_status status = check_optional(parts[i].tensor, &parts[i].want, parts[i].out);
         if (status != EPX_OK)
             return status;
     }
@@ -111,6 +110,21 @@ epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info
         return fail(EPX_ERR_ARGUMENT, "%s: info.source_ends: expected a length that divides %" PRId64 ", got %" PRId64,
                     call, R, out->source_ends.shape[0]);
     return EPX_OK;
+}
+
+epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info *given, const char *call,
+                                struct layout_tensors *out)
+{
+    epx_layout_info info;
+    epx_status status;
+
+    memset(out, 0, sizeof(*out));
+    if (!given)
+        return EPX_OK;
+    status = struct_in(&info, sizeof(info), given, "epx_layout_info");
+    if (status == EPX_OK)
+        status = check_info_numbers(handle, &info, call, out);
+    return status == EPX_OK ? check_info_tensors(handle, &info, call, out) : status;
 }
 
 static int64_t index_at(const epx_tensor *t, int64_t i)

@@ -158,12 +158,12 @@ static int future_structs(struct fixture *s)
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-static int wrong_tensors_ll(struct fixture *s)
+static int wrong_idx_ll(struct fixture *s)
 {
     epx_dispatch_inputs in = s->in;
     epx_dispatch_outputs out = s->ll_out;
     epx_layout_info info = s->ll_info;
-    epx_tensor idx = s->idx, tokens = s->tokens, rows = s->ll_rows, counts = s->ll_counts;
+    epx_tensor idx = s->idx;
 
     idx.dtype = EPX_FP32;
     REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "int32 or int64", "fp32");
@@ -184,7 +184,13 @@ static int wrong_tensors_ll(struct fixture *s)
     idx = s->idx;
     idx.data = NULL;
     REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "NULL");
-    ACCEPTED(epx_handle_update(s->ll, &s->idx, NULL, NULL));
+    return 0;
+}
+
+static int wrong_tokens_ll(struct fixture *s)
+{
+    epx_dispatch_inputs in = s->in;
+    epx_tensor tokens = s->tokens;
 
     in.tokens = NULL;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "NULL");
@@ -217,6 +223,13 @@ static int wrong_tensors_ll(struct fixture *s)
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "63 bits");
     tokens.stride[0] = INT64_MIN;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "positive");
+    return 0;
+}
+
+static int wrong_rows_ll(struct fixture *s)
+{
+    epx_dispatch_outputs out = s->ll_out;
+    epx_tensor rows = s->ll_rows;
 
     rows.shape[1] = rows.shape[2] = INT32_MAX;
     rows.dtype = s->tokens.dtype;
@@ -237,6 +250,13 @@ static int wrong_tensors_ll(struct fixture *s)
     rows = s->ll_rows;
     rows.dtype = EPX_FP8_E4M3;
     REFUSED(epx_dispatch(s->ll, &s->in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "scales");
+    return 0;
+}
+
+static int wrong_counts_ll(struct fixture *s)
+{
+    epx_layout_info info = s->ll_info;
+    epx_tensor counts = s->ll_counts;
 
     info.expert_counts = &counts;
     counts.shape[0]++;
@@ -245,6 +265,14 @@ static int wrong_tensors_ll(struct fixture *s)
     counts.dtype = EPX_FP32;
     REFUSED(epx_dispatch(s->ll, &s->in, &s->ll_out, &info, NULL, NULL), EPX_ERR_ARGUMENT, "expert_counts", "fp32");
     return 0;
+}
+
+static int wrong_tensors_ll(struct fixture *s)
+{
+    if (wrong_idx_ll(s))
+        return 1;
+    ACCEPTED(epx_handle_update(s->ll, &s->idx, NULL, NULL));
+    return wrong_tokens_ll(s) || wrong_rows_ll(s) || wrong_counts_ll(s);
 }
 
 static int wrong_tensors_ht(struct fixture *s)

@@ -357,6 +357,20 @@ template <int whole> KFN void logfmt_load_batch(uint4 *words, const void *x, int
     }
 }
 
+/* Ends a row whose last block ends at `block_end`: zeros between table and payload. Returns its bytes. The short last
+ * block is raw and was counted as a full one. */
+KFN size_t logfmt_end_row(char *row, const char *block_end, int hidden, int blocks)
+{
+    const size_t table_end = logfmt_table(hidden) + (size_t)blocks * 4;
+    size_t at = (size_t)(block_end - row);
+
+    if (hidden % LOGFMT_BLOCK)
+        at -= (size_t)(LOGFMT_BLOCK - hidden % LOGFMT_BLOCK) * 2;
+    for (size_t i = table_end + (size_t)lane_id() * 4; i < logfmt_payload(hidden); i += WARP * 4)
+        *(uint32_t *)(row + i) = 0;
+    return (at + 15) & ~(size_t)15;
+}
+
 template <int whole> KFN_STEP size_t logfmt_encode_row(void *to, const void *x, int hidden)
 {
     char *row = (char *)to;
@@ -420,14 +434,7 @@ template <int whole> KFN_STEP size_t logfmt_encode_row(void *to, const void *x, 
         const int rest = blocks - b;
         batch.at = logfmt_block_at(batch, rest < LOGFMT_BATCH_BLOCKS ? rest : LOGFMT_BATCH_BLOCKS, LOGFMT_BATCH * 4);
     }
-    /* The short last block is raw and counted as a full one. */
-    size_t at = (size_t)(batch.at - row);
-    if (hidden % LOGFMT_BLOCK)
-        at -= (size_t)(LOGFMT_BLOCK - hidden % LOGFMT_BLOCK) * 2;
-    const size_t end = (at + 15) & ~(size_t)15, table_end = logfmt_table(hidden) + (size_t)blocks * 4;
-    for (size_t i = table_end + (size_t)lane_id() * 4; i < logfmt_payload(hidden); i += WARP * 4)
-        *(uint32_t *)(row + i) = 0;
-    return end;
+    return logfmt_end_row(row, batch.at, hidden, blocks);
 }
 
 KFN size_t ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidden)
