@@ -5,9 +5,9 @@
 set(EPX_HIP OFF CACHE STRING "Build the HIP module: ON (needs hipcc), OFF, or AUTO (where hipcc is)")
 set_property(CACHE EPX_HIP PROPERTY STRINGS OFF ON AUTO)
 set(EPX_HIP_ARCHITECTURES "gfx90a;gfx940" CACHE STRING "GPU architectures of the HIP module")
-set(EPX_HIP_NEAR_ARCHITECTURES "" CACHE STRING
-    "Those of them that get flavours (*_near.cu, *_marks.cu), without which the module does not run there; empty: all")
-mark_as_advanced(EPX_HIP_NEAR_ARCHITECTURES)
+set(EPX_HIP_FLAVOUR_ARCHITECTURES "" CACHE STRING
+    "Those that get flavours (*_one_node.cu, *_marks.cu), without which the module does not run there; empty: all")
+mark_as_advanced(EPX_HIP_FLAVOUR_ARCHITECTURES)
 if(NOT EPX_HIP MATCHES "^(ON|OFF|AUTO)$")
     message(FATAL_ERROR "EPX_HIP is '${EPX_HIP}'; expected ON, OFF or AUTO")
 endif()
@@ -52,8 +52,8 @@ foreach(file ${epx_hip_kernels})
     get_filename_component(name ${file} NAME_WE)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/hip/${name}.o)
     set(architectures ${EPX_HIP_ARCHITECTURES})
-    if(name MATCHES "_(near|marks)$" AND EPX_HIP_NEAR_ARCHITECTURES)
-        set(architectures ${EPX_HIP_NEAR_ARCHITECTURES})
+    if(name MATCHES "_(one_node|marks)$" AND EPX_HIP_FLAVOUR_ARCHITECTURES)
+        set(architectures ${EPX_HIP_FLAVOUR_ARCHITECTURES})
     endif()
     list(TRANSFORM architectures PREPEND --offload-arch=)
     add_custom_command(OUTPUT ${object}

@@ -38,9 +38,10 @@ check libnccl_ep.so nccl_ep/nccl_ep.h 'ncclEp[A-Za-z]+' ''
 check libepx_nccl.so nccl_ep/standin/nccl/nccl.h '(nccl|epxNccl)[A-Za-z]+' ''
 check libepx_cudart.so nccl_ep/standin/cuda/cuda_runtime.h '(cuda|epxCudart)[A-Za-z]+' ''
 if [ -f "$build/libepx_cuda.so" ]; then
-    kernels=$(nm -C "$build/libepx_cuda.so" | grep -oE ' epx_(ll|ll_near|ll_marks|ht)::[a-z]+\(' | tr -d ' (' | sort -u)
+    kernels=$(nm -C "$build/libepx_cuda.so" | grep -oE ' epx_(ll|ll_one_node|ll_marks|ht)::[a-z]+\(' | tr -d ' (' |
+        sort -u)
     wanted=$(printf '%s\n' epx_ht::combine epx_ht::dispatch epx_ht::notify epx_ll::combine epx_ll::dispatch \
-        epx_ll_near::combine epx_ll_near::dispatch epx_ll_marks::combine epx_ll_marks::dispatch | sort)
+        epx_ll_one_node::combine epx_ll_one_node::dispatch epx_ll_marks::combine epx_ll_marks::dispatch | sort)
     report "libepx_cuda.so: kernels that are not there" "$(comm -13 <(echo "$kernels") <(echo "$wanted"))"
 fi
 [ "$bad" -eq 0 ] && echo "$total symbols in 4 libraries, all declared, those of libepx.so versioned"

@@ -66,10 +66,10 @@ class Layer:
         """Output, and gradients of the sum of its squares."""
         out.float().square().sum().backward()
         for got, want in zip((out.detach(), self.x.grad, self.scores.grad), self.expected()):
-            check_near(got, want)
+            check_close(got, want)
 
 
-def check_near(got: torch.Tensor, want: torch.Tensor) -> None:
+def check_close(got: torch.Tensor, want: torch.Tensor) -> None:
     """Rows, products and sums round to BF16."""
     off = ((got.float() - want.float()).abs().max() / want.float().abs().max()).item()
     assert got.shape == want.shape and off < 0.03, off
@@ -92,7 +92,7 @@ def test_torchtitan_deepep(world: World) -> None:
                 rows, counts, state = deepep.dispatch_tokens(*given, num_tokens_per_rank=tokens, cudagraphable=True)
                 out = deepep.combine_tokens(layer.apply(rows, counts), state)
                 deepep.sync_combine()
-            layer.check(out) if grad else check_near(out, layer.expected()[0])
+            layer.check(out) if grad else check_close(out, layer.expected()[0])
     world.meet()
     deepep._buffer.destroy()
     deepep._buffer = None

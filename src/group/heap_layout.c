@@ -53,9 +53,9 @@ static uint64_t table_bytes(const struct settings *set)
               64);
 }
 
-static uint64_t far_rows(const struct settings *set)
+static uint64_t remote_rows(const struct settings *set)
 {
-    const int *most = runtime()->far_rows;
+    const int *most = runtime()->remote_rows;
 
     return most && *most > 0 && *most < set->max_tokens ? (uint64_t)*most : (uint64_t)set->max_tokens;
 }
@@ -68,14 +68,14 @@ static void plan_ll_dispatch(const struct settings *set, struct ll_layout *ll)
     ll->headers = up(R * M * 4, 64);
     ll->rows = ll->headers + table_bytes(set);
     if (set->nnodes > 1) {
-        /* Records and headers of kernel/ll_far.h. */
+        /* Records and headers of kernel/ll_remote.h. */
         const uint64_t header = up(sizeof(struct ll_header) + (uint64_t)set->local_experts * 4, 16);
         ll->pitch += up(4 + (uint64_t)set->max_topk * 12, 16);
         ll->head = up(header, 64);
         ll->rows += up(R * header, 64);
     }
     ll->slot_stride = up(ll->rows + M * ll->pitch, 64);
-    ll->recv_stride = up(ll->head + far_rows(set) * ll->pitch, 64);
+    ll->recv_stride = up(ll->head + remote_rows(set) * ll->pitch, 64);
 }
 
 static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
@@ -189,16 +189,16 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-#define HT_RELAY_BYTES ((uint64_t)400 << 20) /* for rows between nodes, where the configuration says nothing */
-#define HT_NODE_BYTES ((uint64_t)512 << 20)  /* for tensors in ordinary memory on one node, likewise */
-#define HT_FAR_BYTES ((uint64_t)450 << 20)   /* the same on several */
-#define HT_SPLIT_BYTES ((uint64_t)640 << 20) /* and where slots are in other memory */
+#define HT_RELAY_BYTES ((uint64_t)400 << 20)    /* for rows between nodes, where the configuration says nothing */
+#define HT_ONE_NODE_BYTES ((uint64_t)512 << 20) /* for tensors in ordinary memory on one node, likewise */
+#define HT_NODES_BYTES ((uint64_t)450 << 20)    /* the same on several */
+#define HT_SPLIT_BYTES ((uint64_t)640 << 20)    /* and where slots are in other memory */
 
 static uint64_t node_bytes(const struct settings *set)
 {
     if (set->ht_node_bytes)
         return set->ht_node_bytes;
-    return set->nnodes == 1 ? HT_NODE_BYTES : set->split ? HT_SPLIT_BYTES : HT_FAR_BYTES;
+    return set->nnodes == 1 ? HT_ONE_NODE_BYTES : set->split ? HT_SPLIT_BYTES : HT_NODES_BYTES;
 }
 
 /* What the receive buffer has for one row. */
@@ -261,7 +261,7 @@ static void plan_ht_relay(const struct settings *set, struct ht_layout *ht, uint
 
 /* Between nodes: the windows of combine are known (plan_ht_rounds). Those of dispatch have the same memory, at least
  * for one token. The receive buffer has the rest. */
-static void plan_ht_far(const struct settings *set, struct ht_layout *ht, uint64_t head, uint64_t taken)
+static void plan_ht_nodes(const struct settings *set, struct ht_layout *ht, uint64_t head, uint64_t taken)
 {
     const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk, bytes = node_bytes(set);
     const uint64_t relayed = 2 * (uint64_t)set->relay_max * (uint64_t)ht->round_rows * K * ht->cpitch;
@@ -291,7 +291,7 @@ static void plan_ht_node(const struct settings *set, struct ht_layout *ht)
         return;
     }
     if (set->nnodes > 1) {
-        plan_ht_far(set, ht, head, taken);
+        plan_ht_nodes(set, ht, head, taken);
         return;
     }
     ht->half = up(head + larger(bytes / 8, larger(taken, K * ht->cpitch)), 64);

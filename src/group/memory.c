@@ -13,7 +13,7 @@
 struct blocks {
     size_t state, stats, times, mask, members, mask_epochs, heaps, tables, layout_counts, node_ranks;
     size_t nodes, expected, pushed, rings, order, packed; /* several nodes */
-    size_t expected_all, pushed_all, records, near_counts;
+    size_t expected_all, pushed_all, records, counts_copy;
     size_t total;
 };
 
@@ -61,7 +61,7 @@ static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_
     b->order = take(at, 2 * M * sizeof(int32_t));
     b->packed = take(at, (size_t)group->plan.ll.halves * M * (size_t)group->set.max_topk * sizeof(int32_t));
     b->records = take(at, (size_t)group->set.agents * record_stride(group));
-    b->near_counts = take(at, R * group->plan.ht.counts_stride);
+    b->counts_copy = take(at, R * group->plan.ht.counts_stride);
 }
 
 static struct blocks lay_out(const struct epx_group *group)
@@ -167,7 +167,7 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     g->packed_at = (int32_t *)(base + b->packed);
     g->records = base + b->records;
     g->record_stride = record_stride(group);
-    g->near_counts = base + b->near_counts;
+    g->counts_copy = base + b->counts_copy;
     g->net = group->net_memory ? group->net_memory : group->heap.base;
 }
 

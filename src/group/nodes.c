@@ -123,7 +123,7 @@ void node_map_free(struct node_map *map)
 
 void node_recv_indices(const struct node_map *map, int rank, int32_t *at, int32_t *of, int32_t *zeros)
 {
-    int32_t *below = zeros, near = 0; /* ranks before `rank` of each node; of its own node, before r */
+    int32_t *below = zeros, own_before = 0; /* ranks before `rank` of each node; of its own node, before r */
 
     for (int r = 0; r < rank; r++)
         below[map->node_of[r]]++;
@@ -131,8 +131,8 @@ void node_recv_indices(const struct node_map *map, int rank, int32_t *at, int32_
         const int own = map->node_of[r] == map->node_of[rank];
 
         at[r] = own ? -1 : rank - below[map->node_of[r]];
-        of[r] = own ? -1 : r - near;
-        near += own;
+        of[r] = own ? -1 : r - own_before;
+        own_before += own;
     }
 }
 

@@ -109,8 +109,8 @@ struct signature {
 };
 EPX_STATIC_ASSERT(sizeof(struct signature) == 24, "shared between ranks");
 
-/* Opens what a source puts to a rank of another node in a low-latency dispatch (ll_far.h). count[L] follows: its rows
- * for each expert of that rank. The first fields are those of struct signature. */
+/* Opens what a source puts to a rank of another node in a low-latency dispatch (ll_remote.h). count[L] follows: its
+ * rows for each expert of that rank. The first fields are those of struct signature. */
 struct ll_header {
     int32_t hidden_bytes, scale_bytes;
     uint8_t dtype, topk, layout, extra;

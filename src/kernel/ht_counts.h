@@ -57,7 +57,7 @@ KFN const struct hn_desc *hn_desc_at(const struct group_dev *g, int rank, uint64
 KFN const struct hn_desc *hn_desc_of(const struct group_dev *g, int rank, uint64_t epoch)
 {
     if (AG_STAGED && g->nnodes > 1)
-        return (const struct hn_desc *)(g->near_counts + (size_t)rank * g->ht.counts_stride);
+        return (const struct hn_desc *)(g->counts_copy + (size_t)rank * g->ht.counts_stride);
     return hn_desc_at(g, rank, epoch);
 }
 
@@ -176,13 +176,13 @@ KFN_STEP void hn_fetch(struct agent *ag, const struct ht_notify_params *p, uint6
         for (int i = 0; i < HN_BATCH; i++) {
             const int at = first + i * AG_LANES;
             if (at < g->nranks * each)
-                ((uint64_t *)(g->near_counts + (size_t)(at / each) * g->ht.counts_stride))[at % each] = words[i];
+                ((uint64_t *)(g->counts_copy + (size_t)(at / each) * g->ht.counts_stride))[at % each] = words[i];
         }
     }
     ag_sync(ag);
     for (int s = 0; s < g->nranks; s++)
         if (g->mask[s] && hn_words(p, s) > each)
-            ag_copy(ag, g->near_counts + (size_t)s * g->ht.counts_stride, hn_desc_at(g, s, epoch),
+            ag_copy(ag, g->counts_copy + (size_t)s * g->ht.counts_stride, hn_desc_at(g, s, epoch),
                     (size_t)hn_words(p, s) * 8);
     ag_sync(ag);
 }

@@ -117,7 +117,7 @@ KFN int64_t hn_token_number(const struct ht_notify_params *p, int64_t i)
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
     const int K = p->route.topk_n, L = g->local_experts, d = h->ids[i] / L;
-    const int64_t base = p->drop & DROP_FLAT ? h->far_base[d] : h->base[ht_line_base(g) + place_in_node(g, d)];
+    const int64_t base = p->drop & DROP_FLAT ? h->drop_base[d] : h->base[ht_line_base(g) + place_in_node(g, d)];
 
     for (int64_t j = i / K * K; j < i; j++)
         if (h->ids[j] >= 0 && h->ids[j] / L == d && h->ridx[j] >= 0)
@@ -146,7 +146,7 @@ KFN_STEP void hn_limits(struct agent *ag, const struct ht_notify_params *p, uint
 }
 
 /* FLAT rows are dropped at the source: rows of earlier ranks at all destinations. */
-KFN_STEP void hn_base_far(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+KFN_STEP void hn_drop_base(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
@@ -155,7 +155,7 @@ KFN_STEP void hn_base_far(struct agent *ag, const struct ht_notify_params *p, ui
         int32_t run = 0;
         for (int s = 0; s < g->rank; s++)
             run += g->mask[s] ? hn_all_rcount(g, s, epoch)[d] : 0;
-        p->h->far_base[d] = run;
+        p->h->drop_base[d] = run;
     }
 }
 
@@ -328,7 +328,7 @@ KFN int hn_places(struct agent *ag, const struct ht_notify_params *p, uint64_t e
     if (p->drop)
         hn_limits(ag, p, epoch);
     if (p->drop & DROP_FLAT)
-        hn_base_far(ag, p, epoch);
+        hn_drop_base(ag, p, epoch);
     if (p->h->line || p->drop & DROP_TOKENS)
         hn_base_flat(ag, p, epoch);
     for (int j = ag_index(ag); g->nnodes > 1 && j < g->relay_count; j += ag_count(ag))

@@ -3,7 +3,7 @@
 #ifndef EPX_KERNEL_LL_COMBINE_RECV_H
 #define EPX_KERNEL_LL_COMBINE_RECV_H
 
-#include "kernel/ll_combine_far.h"
+#include "kernel/ll_combine_remote.h"
 #include "kernel/ll_combine_sum.h"
 #include "kernel/ll_recv_half.h"
 #include "kernel/ll_wide_wait.h"

@@ -3,7 +3,7 @@
 #ifndef EPX_KERNEL_LL_COMBINE_SEND_H
 #define EPX_KERNEL_LL_COMBINE_SEND_H
 
-#include "kernel/ll_combine_far.h"
+#include "kernel/ll_combine_remote.h"
 #include "kernel/ll_recv_half.h"
 
 /* Rows i, i + A, ... of a block, straight into the receive slot of a source of the node. Non-zero: failed. */

@@ -12,7 +12,7 @@
 
 KFN int lc_nodes(const struct ll_combine_params *p)
 {
-    return !FLAVOUR_NEAR && p->nodes;
+    return !FLAVOUR_ONE_NODE && p->nodes;
 }
 
 KFN_STEP uint64_t lc_slot_offset(const struct group_dev *g, uint64_t epoch)
@@ -48,7 +48,7 @@ KFN_STEP const struct lc_desc *lc_desc_of(const struct group_dev *g, int d, uint
 /* Between nodes the descriptors of the node are copied where every agent reads them: the tables of routing, which a
  * combine does not need. In a heap that a GPU has across a bus, the loads of all agents would come one after the
  * other. */
-KFN int lc_has_near(const struct ll_combine_params *p)
+KFN int lc_has_copies(const struct ll_combine_params *p)
 {
     return lc_nodes(p) && p->g->max_agents * (p->g->experts + 2 * p->g->nranks) * 4 >= p->g->nranks * 64;
 }
@@ -59,7 +59,7 @@ KFN void lc_fetch_descs(struct agent *ag, const struct ll_combine_params *p, uin
     const struct group_dev *g = p->g;
     const int words = (int)(sizeof(struct lc_desc) / 8);
 
-    AG_EACH(ag, int, i, lc_has_near(p) ? g->nranks *words : 0)
+    AG_EACH(ag, int, i, lc_has_copies(p) ? g->nranks *words : 0)
     {
         if (is_local(g, i / words) && is_active(g, i / words))
             ((uint64_t *)g->tables)[i] = ((const uint64_t *)lc_desc_of(g, i / words, epoch))[i % words];
@@ -69,10 +69,10 @@ KFN void lc_fetch_descs(struct agent *ag, const struct ll_combine_params *p, uin
 #endif
 
 /* The same once lc_data() has waited for it. */
-KFN const struct lc_desc *lc_desc_near(const struct ll_combine_params *p, int d, uint64_t epoch)
+KFN const struct lc_desc *lc_desc_copy(const struct ll_combine_params *p, int d, uint64_t epoch)
 {
 #if AG_STAGED
-    if (lc_has_near(p) && is_local(p->g, d))
+    if (lc_has_copies(p) && is_local(p->g, d))
         return (const struct lc_desc *)p->g->tables + d;
 #endif
     return lc_desc_of(p->g, d, epoch);

@@ -117,7 +117,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
         const int all = ag_vote(ag, returns, &before);
         if (returns) {
             const int d = p->h->ids[i] / L;
-            const struct lc_desc *desc = lc_desc_near(p, d, epoch);
+            const struct lc_desc *desc = lc_desc_copy(p, d, epoch);
             const char *row = lc_row(p, epoch, desc, d, i);
             if (!is_local(g, d) || !desc->pulled)
                 AG_SUMS(ag, g, d, row, LC_LOGFMT(p) ? 16 : lc_pitch(p));

@@ -25,7 +25,7 @@
  *   put d's header, counter LL_DATA  --------------->  wait LL_DATA[s] >= v: it is in s's receive buffer here
  *   put each row for d, with its record,
  *     counter LL_ROWS  ----------------------------->  wait LL_ROWS[s] >= expected so far + what the header says
- *                                                      the same expansion, reading the receive buffer (ll_far.h)
+ *                                                      the same expansion, reading the receive buffer (ll_remote.h)
  *   LL_DONE counted                <-----------------  put of no bytes, counter LL_DONE
  *
  * Between nodes no round comes before the data, and rows are staged in an order in which those for one destination are

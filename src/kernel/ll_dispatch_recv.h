@@ -57,17 +57,17 @@ KFN_STEP void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *
 KFN_STEP void ll_source_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s)
 {
     const struct group_dev *g = p->g;
-    const int R = g->nranks, by_expert = p->layout == LAYOUT_EXPERT_MAJOR, near = is_local(g, s);
+    const int R = g->nranks, by_expert = p->layout == LAYOUT_EXPERT_MAJOR, local = is_local(g, s);
     const int keys = by_expert ? g->experts : R, wanted = by_expert ? g->rank * g->local_experts : g->rank;
     const int first = wanted < keys ? wanted : keys, n = by_expert ? g->local_experts : 1;
-    const struct ll_view v = ll_view_at(g, ll_rows_of(g, near ? s : g->rank, epoch), 0, 0);
-    const struct ll_header *header = near ? NULL : ll_header_of(g, s, epoch);
+    const struct ll_view v = ll_view_at(g, ll_rows_of(g, local ? s : g->rank, epoch), 0, 0);
+    const struct ll_header *header = local ? NULL : ll_header_of(g, s, epoch);
     const int32_t *all = by_expert ? v.ecount : v.rcount;
-    const int32_t *count = near ? all + first : by_expert ? ll_header_counts(header) : &header->rows;
+    const int32_t *count = local ? all + first : by_expert ? ll_header_counts(header) : &header->rows;
     int64_t run = 0;
 
-    AG_EACH(ag, int, i, near ? first : 0) run += all[i];
-    run = near ? ag_sum(ag, run) + ll_recv_half_row(g, v.desc->recv_half) : header->place;
+    AG_EACH(ag, int, i, local ? first : 0) run += all[i];
+    run = local ? ag_sum(ag, run) + ll_recv_half_row(g, v.desc->recv_half) : header->place;
     const int there = n < keys - first ? n : keys - first; /* the last rank may have fewer experts */
     ll_add_up(ag, count, there, run, p->h->source + s, R);
     AG_EACH(ag, int, l, n - there) p->h->source[(there + l) * R + s] = 0;
@@ -134,7 +134,7 @@ KFN int ll_count(struct agent *ag, const struct ll_dispatch_params *p, uint64_t 
 }
 
 /* Row i of the list of a source of the node. */
-KFN struct ll_row ll_near_row(const struct ll_view *v, int K, int i)
+KFN struct ll_row ll_local_row(const struct ll_view *v, int K, int i)
 {
     const int t = v->list[i];
     const size_t first = (size_t)t * (size_t)K;
@@ -252,13 +252,13 @@ KFN void ll_mark_tail(struct agent *ag, const struct ll_dispatch_params *p, int 
 }
 
 /* Rows nth, nth + step, ... of source s of another node. Non-zero: one of them is invalid. */
-KFN int ll_take_far(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s, int nth, int step)
+KFN int ll_take_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s, int nth, int step)
 {
     const struct ll_header *header = ll_header_of(p->g, s, epoch);
     const int rows = header->rows;
 
     for (int i = nth; i < rows; i += step) {
-        const struct ll_row row = ll_far_row(p, epoch, s, i);
+        const struct ll_row row = ll_remote_row(p, epoch, s, i);
         if (ll_record_unsound(ag, p, header, &row))
             return fail_all(ag, p->g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, 0, 0);
         if (p->layout == LAYOUT_RANK_MAJOR)
@@ -270,7 +270,7 @@ KFN int ll_take_far(struct agent *ag, const struct ll_dispatch_params *p, uint64
 }
 
 /* The same of a source of the node. */
-KFN void ll_take_near(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s, int nth, int step)
+KFN void ll_take_local(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s, int nth, int step)
 {
     struct ll_view v = ll_open(p->g, s, epoch);
     struct ll_desc desc = *v.desc; /* loaded once: it may lie across a bus */
@@ -283,7 +283,7 @@ KFN void ll_take_near(struct agent *ag, const struct ll_dispatch_params *p, uint
         return;
     }
     for (int i = nth; i < n; i += step) {
-        const struct ll_row row = ll_near_row(&v, K, i);
+        const struct ll_row row = ll_local_row(&v, K, i);
         if (p->layout == LAYOUT_RANK_MAJOR)
             ll_place(ag, p, &row, s, written);
         else
@@ -300,8 +300,8 @@ KFN int ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, uin
     if (nth == 0 && ag_leader(ag) && p->layout == LAYOUT_RANK_MAJOR)
         p->h->count[s] = n;
     if (n > 0 && is_local(g, s))
-        ll_take_near(ag, p, epoch, s, nth, step);
-    else if (n > 0 && ll_take_far(ag, p, epoch, s, nth, step))
+        ll_take_local(ag, p, epoch, s, nth, step);
+    else if (n > 0 && ll_take_remote(ag, p, epoch, s, nth, step))
         return 1;
     ll_mark_tail(ag, p, s, n, nth, step);
     return 0;

@@ -3,7 +3,7 @@
 #ifndef EPX_KERNEL_LL_DISPATCH_SEND_H
 #define EPX_KERNEL_LL_DISPATCH_SEND_H
 
-#include "kernel/ll_far.h"
+#include "kernel/ll_remote.h"
 
 KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v,
                              int32_t *list)
@@ -21,7 +21,7 @@ KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *
         if (p->weights)
             v->weights[i] = p->weights[i];
         const int r = h->ridx[i] < 0 ? -1 : h->ids[i] / g->local_experts;
-        if (r >= 0 && is_local(g, r)) /* of others: ll_list_far() */
+        if (r >= 0 && is_local(g, r)) /* of others: ll_list_remote() */
             list[(size_t)r * (size_t)g->max_tokens + (size_t)h->ridx[i]] = (int32_t)(i / K);
     }
 }
@@ -108,7 +108,7 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
             if (ll_choose_recv_half(ag, g, p->h->state))
                 return 1;
             ll_order(ag, p, v.pos);
-            ll_list_all_far(ag, p, list);
+            ll_list_all_remote(ag, p, list);
             ll_places(ag, p);
             if (ag_leader(ag))
                 ll_write_desc(p, epoch, v.desc);

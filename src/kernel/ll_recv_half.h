@@ -21,7 +21,7 @@
 
 KFN int ll_has_halves(const struct group_dev *g)
 {
-    return !FLAVOUR_NEAR && g->ll.halves > 1;
+    return !FLAVOUR_ONE_NODE && g->ll.halves > 1;
 }
 
 KFN int ll_is_lost(const struct group_dev *g, int rank)

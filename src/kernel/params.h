@@ -176,7 +176,7 @@ struct group_dev {
     char *records;          /* [max_agents]: the record that an agent works on, see ht_copy_record() */
     uint64_t record_stride; /* of that */
     char *net;              /* the memory of this rank that the network reads and writes: its heap, or host memory */
-    char *near_counts;      /* [R]: what each rank said in the last update, see hn_fetch() */
+    char *counts_copy;      /* [R]: what each rank said in the last update, see hn_fetch() */
     int32_t *packed_at;     /* [halves*M*K]: where LogFMT rows of other nodes begin, in units of 16 bytes */
 };
 
@@ -234,15 +234,15 @@ struct handle_dev {
     int32_t
         *back; /* of this rank's tokens, EXPERT_MAJOR [E], RANK_MAJOR [R]: first row in the combine receive buffer */
     /* High throughput */
-    int32_t *base;     /* FLAT [ranks of the node], EXPERT_MAJOR [their experts]: where this rank's rows begin there;
+    int32_t *base;      /* FLAT [ranks of the node], EXPERT_MAJOR [their experts]: where this rank's rows begin there;
                         then [ranks of the node]: where its lines begin */
-    int32_t *zone;     /* EXPERT_MAJOR [L]: first row of each local expert */
-    int32_t *filled;   /* EXPERT_MAJOR [L]: rows that carry tokens */
-    int32_t *padded;   /* [L]: rows of each zone, the zeroed ones included */
-    int32_t *pos;      /* [B*K]: the row of (token, k) at its destination in this node; -1 = no row of its own there;
+    int32_t *zone;      /* EXPERT_MAJOR [L]: first row of each local expert */
+    int32_t *filled;    /* EXPERT_MAJOR [L]: rows that carry tokens */
+    int32_t *padded;    /* [L]: rows of each zone, the zeroed ones included */
+    int32_t *pos;       /* [B*K]: the row of (token, k) at its destination in this node; -1 = no row of its own there;
                         PHANTOM(row) = a row of zeros, for which it is this rank that writes them */
-    int32_t *far_base; /* [R]: where FLAT rows are dropped, rows of earlier ranks at each destination; else NULL */
-    int32_t *limits;   /* [R]: where rows are dropped, how many each destination takes; else NULL */
+    int32_t *drop_base; /* [R]: where FLAT rows are dropped, rows of earlier ranks at each destination; else NULL */
+    int32_t *limits;    /* [R]: where rows are dropped, how many each destination takes; else NULL */
     int32_t *line; /* [B*K]: EXPERT_MAJOR with a source map, the token's line at the rank of (token, k), for the first
                         k of that rank of this node; else -1. NULL = none */
     /* Between nodes */
@@ -328,7 +328,7 @@ struct ll_dispatch_params {
     int32_t *expert_stats;
     int64_t *wait_ns;
     struct ll_wide_wait wide_wait;
-    int32_t near, reserved; /* 1: all ranks are in one node, and none is ever masked (flavour.h) */
+    int32_t one_node, reserved; /* 1: all ranks are in one node, and none is ever masked (flavour.h) */
 };
 
 struct ll_combine_params {
@@ -348,7 +348,7 @@ struct ll_combine_params {
     uint32_t *signals; /* [L][signal_stride]: when rows may be read; NULL = at once */
     int64_t signal_stride;
     uint32_t signal_value;
-    int32_t near; /* as in struct ll_dispatch_params */
+    int32_t one_node; /* as in struct ll_dispatch_params */
     const float *weights;
     const char *bias[2];
     int64_t bias_stride[2];

@@ -140,14 +140,14 @@ static inline struct stage_list kernel_stages(enum kernel_id id, const void *par
 }
 
 /* Does the flavour for one node without masks serve (flavour.h)? */
-static inline int launch_is_near(enum kernel_id id, const void *params)
+static inline int launch_is_one_node(enum kernel_id id, const void *params)
 {
     switch (id) {
     case KERNEL_LL_DISPATCH:
-        return ((const struct ll_dispatch_params *)params)->near;
+        return ((const struct ll_dispatch_params *)params)->one_node;
     case KERNEL_LL_COMBINE:
     case KERNEL_LL_COMBINE_LOGFMT:
-        return ((const struct ll_combine_params *)params)->near;
+        return ((const struct ll_combine_params *)params)->one_node;
     default:
         return 0;
     }

@@ -15,19 +15,19 @@
 KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value,
                      int phase)
 {
-    const int one = has_node_word(g), near = scope == SCOPE_REMOTE ? 0 : one ? 1 : g->node_size;
-    const int far = scope_has_rings(g, scope) ? g->nrings : 0;
+    const int one = has_node_word(g), local = scope == SCOPE_REMOTE ? 0 : one ? 1 : g->node_size;
+    const int remote = scope_has_rings(g, scope) ? g->nrings : 0;
     int last = -1; /* of the ranks that a lane missed */
 
     AG_GLANCES_BEGIN(ag);
     for (int i = 0; i < AG_GLANCES; i++) {
         int missing = 0, late = -1;
-        AG_EACH(ag, int, n, near + far)
+        AG_EACH(ag, int, n, local + remote)
         {
-            const int p = n < near && !one ? node_rank(g, n) : -1;
-            const uint64_t *word = n >= near ? &g->aggregates[aggregate_index(g, n - near, kind, slot)]
-                                   : one     ? &node_signal(g, kind, slot)->all
-                                             : signal_at(g, g->rank, kind, slot, p);
+            const int p = n < local && !one ? node_rank(g, n) : -1;
+            const uint64_t *word = n >= local ? &g->aggregates[aggregate_index(g, n - local, kind, slot)]
+                                   : one      ? &node_signal(g, kind, slot)->all
+                                              : signal_at(g, g->rank, kind, slot, p);
             if ((p < 0 || is_active(g, p)) && (int64_t)(ag_peek(word) - value) < 0) {
                 missing = 1;
                 late = p;
@@ -111,11 +111,11 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
         return 0;
     }
     const int each = has_masks(g) || wait_ns; /* a wait of its own for each rank elsewhere */
-    const int near = !each && wait_node(ag, g, scope, kind, slot, value, phase);
-    if (!near && in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
+    const int waited = !each && wait_node(ag, g, scope, kind, slot, value, phase);
+    if (!waited && in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
         return 1;
     waits_begin(ag, g);
-    for (int i = 0; i < (each ? g->nranks : near ? 0 : g->node_size) && !failed; i++) {
+    for (int i = 0; i < (each ? g->nranks : waited ? 0 : g->node_size) && !failed; i++) {
         const int p = each ? i : node_rank(g, i);
         if (p == g->rank || !in_scope(g, scope, p))
             continue;

@@ -61,7 +61,7 @@ static size_t lay_out(const struct settings *set, const struct ht_layout *ht, co
         if (lines)
             h->line = place(base, &at, pairs * 4);
         if (config->layout == EPX_FLAT && config->drop_rows)
-            h->far_base = place(base, &at, R * 4);
+            h->drop_base = place(base, &at, R * 4);
         if (config->drop_rows)
             h->limits = place(base, &at, R * 4);
         if (set->nnodes > 1)

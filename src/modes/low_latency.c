@@ -54,7 +54,7 @@ static epx_status launch_steps(struct epx_handle *handle, enum staged_kind kind,
 }
 
 /* Does the smaller flavour of the kernels serve (kernel/flavour.h)? */
-static int is_near(const struct epx_group *group)
+static int is_one_node(const struct epx_group *group)
 {
     return group->nnodes == 1 && !group->set.enable_mask;
 }
@@ -66,7 +66,7 @@ static struct ll_wide_wait make_wide_wait(const struct epx_group *group, int sen
     struct ll_wide_wait wide_wait = {0, group->set.ll_few_sms};
 
     /* Whoever asks how long each peer took gets all of it. */
-    if (!send_only && !wait_ns && per_sm && group->set.agents > per_sm * wide_wait.few_blocks && is_near(group))
+    if (!send_only && !wait_ns && per_sm && group->set.agents > per_sm * wide_wait.few_blocks && is_one_node(group))
         wide_wait.us = group->set.ll_wide_wait_us;
     return wide_wait;
 }
@@ -125,7 +125,7 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.expert_stats = args->info.expert_stats.data;
     p.wait_ns = args->info.wait_ns.data;
     p.wide_wait = make_wide_wait(handle->group, args->send_only, p.wait_ns);
-    p.near = is_near(handle->group);
+    p.one_node = is_one_node(handle->group);
     status =
         launch_steps(handle, STAGED_DISPATCH, args->send_only, KERNEL_LL_DISPATCH, &p, &p.steps, sizeof(p), 0, stream);
     if (status == EPX_OK) {
@@ -202,7 +202,7 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.dtype = args->tokens.dtype;
     p.wait_ns = args->wait_ns.data;
     p.wide_wait = make_wide_wait(handle->group, args->send_only || p.signals, p.wait_ns);
-    p.near = is_near(handle->group);
+    p.one_node = is_one_node(handle->group);
     status = launch_steps(handle, STAGED_COMBINE, args->send_only, combine_kernel(&p), &p, &p.steps, sizeof(p),
                           p.signals ? args->max_sms : 0, stream);
     if (status == EPX_OK)

@@ -105,16 +105,16 @@ int topology_sort(const char *sysfs, const char *pci, const char *const *cards, 
     int nearest = 0;
 
     for (int i = 0; i < count; i++) {
-        const int far = distance ? topology_distance(sysfs, pci, cards[i]) : TOPOLOGY_UNKNOWN;
+        const int away = distance ? topology_distance(sysfs, pci, cards[i]) : TOPOLOGY_UNKNOWN;
         int at = i;
 
-        for (; at > 0 && distance && distance[at - 1] > far; at--) {
+        for (; at > 0 && distance && distance[at - 1] > away; at--) {
             order[at] = order[at - 1];
             distance[at] = distance[at - 1];
         }
         order[at] = i;
         if (distance)
-            distance[at] = far;
+            distance[at] = away;
     }
     while (nearest < count && (!distance || distance[nearest] == distance[0]))
         nearest++;

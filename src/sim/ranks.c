@@ -223,7 +223,7 @@ static void net_end(struct sim_net *world, struct sim_outcome *outcome)
 /* ---- The whole ---------------------------------------------------------------------------------------------- */
 
 /* Everything that host code and kernels run on is the simulation's from here to runtime_swap(NULL). */
-static void swap_runtime(struct sim_net *world, const int *far_rows)
+static void swap_runtime(struct sim_net *world, const int *remote_rows)
 {
     runtime_swap(&(const struct runtime){.now_ns = sim_now,
                                          .pause_ns = nap,
@@ -232,7 +232,7 @@ static void swap_runtime(struct sim_net *world, const int *far_rows)
                                          .conns = &sim_conn_ops,
                                          .proxies = world ? &sim_proxy_driver : NULL,
                                          .net_world = world,
-                                         .far_rows = far_rows,
+                                         .remote_rows = remote_rows,
                                          .last_error = sim_last_error});
 }
 
@@ -264,7 +264,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     }
     if (setup->net)
         world = net_begin(setup->net, setup->spares);
-    swap_runtime(world, setup->far_rows);
+    swap_runtime(world, setup->remote_rows);
     sim_machines = setup->node_of;
     sim_conns_begin(setup->deaths_seen);
     if ((!setup->net || world) && tasks_make(&m, sched.nranks) == 0) {

@@ -22,7 +22,7 @@ struct sim_setup {
     const struct cost_setup *cost;     /* NULL = virtual time means nothing; else see sim/cost.h */
     int spares;                        /* processes behind the ranks, without a bootstrap: they may join */
     int deaths_seen;                   /* connections (boot/conn.h) of a dead rank are closed; else they hang */
-    const int *far_rows;               /* or NULL: as in struct runtime */
+    const int *remote_rows;            /* or NULL: as in struct runtime */
 };
 
 struct sim_outcome {

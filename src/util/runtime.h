@@ -26,7 +26,7 @@ struct runtime {
     const struct net_ops *net_guest; /* one more network, the first that is tried; else none */
     /* Most rows that a rank sends to one rank of another node in low latency, where a simulation knows it: receive
      * buffers are no larger, so that thousands of ranks fit into memory. NULL or 0: any number. */
-    const int *far_rows;
+    const int *remote_rows;
     /* Where epx_last_error() of the caller is kept, RUNTIME_ERROR_BYTES. Else, and where it returns NULL: in its
      * thread. */
     char *(*last_error)(void);

@@ -60,7 +60,7 @@ const struct device_ops *epx_device_module(const struct device_host *given)
         return NULL;
     ops.fabric = fabric;
     ops.heap_place = heap_place;
-    if (getenv("FAKE_FAR_MEMORY")) /* the host copies what kernels count, as on a GPU */
+    if (getenv("FAKE_GPU_MEMORY")) /* the host copies what kernels count, as on a GPU */
         ops.caps &= ~(unsigned)DEVICE_HOST_ACCESS;
     fabric_ops = ops;
     fabric_ops.heap_create = heap_create;

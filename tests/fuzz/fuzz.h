@@ -51,7 +51,7 @@ static inline unsigned fuzz_below(struct fuzz *f, unsigned n)
 }
 
 /* One of a few interesting values, or any: what a decoder compares with is rarely hit by chance. */
-static inline int64_t fuzz_near(struct fuzz *f, const int64_t *values, unsigned count)
+static inline int64_t fuzz_around(struct fuzz *f, const int64_t *values, unsigned count)
 {
     const unsigned which = fuzz_below(f, count + 2);
 

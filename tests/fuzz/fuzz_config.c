@@ -88,23 +88,23 @@ static void draw_environment(struct fuzz *f, const char *set[SET], int *nset)
 static void make_settings(struct fuzz *f)
 {
     epx_group_config config = EPX_GROUP_CONFIG_INIT;
-    const int nranks = (int)fuzz_near(f, (const int64_t[]){1, 2, 8, 1024, 4096}, 5);
+    const int nranks = (int)fuzz_around(f, (const int64_t[]){1, 2, 8, 1024, 4096}, 5);
     struct settings set;
     struct heap_plan plan;
 
-    config.num_experts = (int32_t)fuzz_near(f, (const int64_t[]){1, 8, 256, 1 << 20}, 4);
-    config.max_tokens_per_rank = (int32_t)fuzz_near(f, (const int64_t[]){1, 128, 4096, 1 << 20}, 4);
-    config.max_hidden_bytes = (int32_t)fuzz_near(f, (const int64_t[]){16, 256, 14336, 1 << 24}, 4);
-    config.max_topk = (int32_t)fuzz_near(f, (const int64_t[]){0, 1, 8, EPX_MAX_TOPK}, 4);
-    config.max_recv_tokens = (int32_t)fuzz_near(f, (const int64_t[]){0, 1, 65536, INT32_MAX}, 4);
-    config.max_inflight = (int32_t)fuzz_near(f, (const int64_t[]){0, 1, 2, 64}, 4);
-    config.num_agents = (int32_t)fuzz_near(f, (const int64_t[]){0, 1, 1024}, 3);
-    config.ranks_per_node = (int32_t)fuzz_near(f, (const int64_t[]){0, 1, 4, 8}, 4);
-    config.alloc_bytes = (uint64_t)fuzz_near(f, (const int64_t[]){0, 4096, 1ll << 30, 1ll << 60}, 4);
-    config.ht_buffer_bytes = (uint64_t)fuzz_near(f, (const int64_t[]){0, 4096, 1ll << 30, 1ll << 60}, 4);
+    config.num_experts = (int32_t)fuzz_around(f, (const int64_t[]){1, 8, 256, 1 << 20}, 4);
+    config.max_tokens_per_rank = (int32_t)fuzz_around(f, (const int64_t[]){1, 128, 4096, 1 << 20}, 4);
+    config.max_hidden_bytes = (int32_t)fuzz_around(f, (const int64_t[]){16, 256, 14336, 1 << 24}, 4);
+    config.max_topk = (int32_t)fuzz_around(f, (const int64_t[]){0, 1, 8, EPX_MAX_TOPK}, 4);
+    config.max_recv_tokens = (int32_t)fuzz_around(f, (const int64_t[]){0, 1, 65536, INT32_MAX}, 4);
+    config.max_inflight = (int32_t)fuzz_around(f, (const int64_t[]){0, 1, 2, 64}, 4);
+    config.num_agents = (int32_t)fuzz_around(f, (const int64_t[]){0, 1, 1024}, 3);
+    config.ranks_per_node = (int32_t)fuzz_around(f, (const int64_t[]){0, 1, 4, 8}, 4);
+    config.alloc_bytes = (uint64_t)fuzz_around(f, (const int64_t[]){0, 4096, 1ll << 30, 1ll << 60}, 4);
+    config.ht_buffer_bytes = (uint64_t)fuzz_around(f, (const int64_t[]){0, 4096, 1ll << 30, 1ll << 60}, 4);
     config.modes = fuzz_below(f, 5);
     config.layouts = fuzz_below(f, 8);
-    config.timeout_ms = (int32_t)fuzz_near(f, (const int64_t[]){0, 1, INT32_MAX}, 3);
+    config.timeout_ms = (int32_t)fuzz_around(f, (const int64_t[]){0, 1, INT32_MAX}, 3);
     config.device = (int32_t)fuzz_below(f, 5);
     if (!fuzz_below(f, 4)) {
         const uint32_t size = config.size;

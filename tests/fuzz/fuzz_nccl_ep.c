@@ -128,7 +128,7 @@ static ncclEpTensor_t *draw_tensor(struct fuzz *f)
     t->data = fuzz_below(f, 8) ? memory + fuzz_below(f, 2) * fuzz_below(f, 16) : NULL;
     sizes = calloc(t->ndim < 8 ? t->ndim : 8, sizeof(*sizes));
     for (unsigned int i = 0; sizes && i < t->ndim && i < 8; i++)
-        sizes[i] = (size_t)fuzz_near(f, extents, sizeof(extents) / sizeof(extents[0]));
+        sizes[i] = (size_t)fuzz_around(f, extents, sizeof(extents) / sizeof(extents[0]));
     t->sizes = fuzz_below(f, 32) ? sizes : NULL;
     drawn[ndrawn] = t;
     drawn_sizes[ndrawn++] = sizes;

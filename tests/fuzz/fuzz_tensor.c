@@ -48,8 +48,8 @@ static void draw_tensor(struct fuzz *f, epx_tensor *t)
     t->ndim = fuzz_below(f, 16) ? (int32_t)fuzz_below(f, EPX_MAX_NDIM + 2) : (int32_t)fuzz_int(f, 4);
     t->data = fuzz_below(f, 16) ? memory + fuzz_below(f, 2) * fuzz_below(f, 16) : NULL;
     for (int i = 0; i < EPX_MAX_NDIM; i++) {
-        t->shape[i] = fuzz_near(f, extents, EXTENTS);
-        t->stride[i] = shape ? 0 : fuzz_near(f, extents, EXTENTS);
+        t->shape[i] = fuzz_around(f, extents, EXTENTS);
+        t->stride[i] = shape ? 0 : fuzz_around(f, extents, EXTENTS);
     }
 }
 
@@ -111,11 +111,11 @@ static epx_tensor *pick(struct fuzz *f, epx_tensor *good, epx_tensor *room)
         return room;
     case 2:
         *room = *good;
-        room->shape[fuzz_below(f, EPX_MAX_NDIM)] = fuzz_near(f, extents, EXTENTS);
+        room->shape[fuzz_below(f, EPX_MAX_NDIM)] = fuzz_around(f, extents, EXTENTS);
         return room;
     case 3:
         *room = *good;
-        room->stride[fuzz_below(f, EPX_MAX_NDIM)] = fuzz_near(f, extents, EXTENTS);
+        room->stride[fuzz_below(f, EPX_MAX_NDIM)] = fuzz_around(f, extents, EXTENTS);
         return room;
     case 4:
         *room = *good;
@@ -144,7 +144,7 @@ static void check_dispatch(struct fuzz *f, struct epx_handle *handle, int low)
     out.src_rank = fuzz_below(f, 2) ? NULL : pick(f, &one.ll_counts, &room[7]);
     out.source_map = fuzz_below(f, 3) ? NULL : pick(f, &one.ht_idx, &room[8]);
     config.direction = (int32_t)fuzz_below(f, 3);
-    config.source_stride = (int32_t)fuzz_near(f, extents, 8);
+    config.source_stride = (int32_t)fuzz_around(f, extents, 8);
     memset(&args, 0, sizeof(args));
     if (dispatch_args_check(handle, &in, &out, &config, NULL, &args) != EPX_OK)
         return;

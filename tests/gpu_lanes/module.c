@@ -28,12 +28,12 @@ KERNEL(ll_dispatch)
 KERNEL(ll_combine)
 #define ll_combine_logfmt_params ll_combine_params
 KERNEL(ll_combine_logfmt)
-#define ll_dispatch_near_params ll_dispatch_params
-#define ll_combine_near_params ll_combine_params
-#define ll_combine_logfmt_near_params ll_combine_params
-KERNEL(ll_dispatch_near)
-KERNEL(ll_combine_near)
-KERNEL(ll_combine_logfmt_near)
+#define ll_dispatch_one_node_params ll_dispatch_params
+#define ll_combine_one_node_params ll_combine_params
+#define ll_combine_logfmt_one_node_params ll_combine_params
+KERNEL(ll_dispatch_one_node)
+KERNEL(ll_combine_one_node)
+KERNEL(ll_combine_logfmt_one_node)
 KERNEL(ht_notify)
 KERNEL(ht_dispatch)
 KERNEL(ht_combine)
@@ -43,21 +43,21 @@ KERNEL(ring_bench)
 
 struct job {
     enum kernel_id id;
-    int agents, stage, near;
+    int agents, stage, one_node;
     struct kernel_marks *marks;
     uint32_t mark_what;
     _Alignas(16) char params[KERNEL_PARAMS_MAX];
 };
 
-static void (*entry_of(enum kernel_id id, int near))(const void *, const void *)
+static void (*entry_of(enum kernel_id id, int one_node))(const void *, const void *)
 {
     switch (id) {
     case KERNEL_LL_DISPATCH:
-        return near ? run_ll_dispatch_near : run_ll_dispatch;
+        return one_node ? run_ll_dispatch_one_node : run_ll_dispatch;
     case KERNEL_LL_COMBINE:
-        return near ? run_ll_combine_near : run_ll_combine;
+        return one_node ? run_ll_combine_one_node : run_ll_combine;
     case KERNEL_LL_COMBINE_LOGFMT:
-        return near ? run_ll_combine_logfmt_near : run_ll_combine_logfmt;
+        return one_node ? run_ll_combine_logfmt_one_node : run_ll_combine_logfmt;
     case KERNEL_HT_NOTIFY:
         return run_ht_notify;
     case KERNEL_HT_DISPATCH:
@@ -100,8 +100,8 @@ static void run_job(void *arg)
     info.marks = job->marks;
     info.mark_what = job->mark_what;
     info.rings = RING_SLOTS && launch_has_rings(job->id, job->stage);
-    const struct lanes_launch launch = {entry_of(job->id, job->near), job->params, &info, LAUNCH_LANES,
-                                        warps * LAUNCH_LANES,         blocks};
+    const struct lanes_launch launch = {
+        entry_of(job->id, job->one_node), job->params, &info, LAUNCH_LANES, warps * LAUNCH_LANES, blocks};
     struct part *parts = calloc(blocks, sizeof(*parts));
     uint64_t chain = 0;
 
@@ -135,7 +135,7 @@ static epx_status launch_stage(struct device *device, struct device_stream *stre
     job->id = id;
     job->agents = agents;
     job->stage = stage;
-    job->near = !device->marks && launch_is_near(id, params);
+    job->one_node = !device->marks && launch_is_one_node(id, params);
     job->marks = device->marks;
     job->mark_what = MARK_WHAT(MARK_LAUNCH, place, id);
     memcpy(job->params, params, bytes);
@@ -212,7 +212,7 @@ const struct device_ops *epx_device_module(const struct device_host *given)
     ops.host_alloc = host_alloc;
     ops.heap_create = heap_create;
     ops.heap_open = heap_open;
-    if (getenv("FAKE_FAR_MEMORY")) /* the host copies what kernels count, as on a GPU */
+    if (getenv("FAKE_GPU_MEMORY")) /* the host copies what kernels count, as on a GPU */
         ops.caps &= ~(unsigned)DEVICE_HOST_ACCESS;
     ops.caps |= DEVICE_MARKS; /* by the CPU device's clock */
 #ifndef EPX_HIP

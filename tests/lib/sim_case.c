@@ -323,7 +323,7 @@ static uint64_t draw_stop(struct prop_rng *rng, uint64_t timeout_ns)
  * rank with the leader there are 170 to 200 in a recovery. */
 static void choose_faults_in_recovery(struct sim_case *c)
 {
-    enum { TRANSFERS = 200, NEAR_THE_END = 150 };
+    enum { TRANSFERS = 200, LATE_TRANSFERS = 150 };
     struct sim_options *s = &c->setup.sched;
     const uint64_t timeout_ns = (uint64_t)c->prop.timeout_ms * 1000000u;
     struct prop_rng own = {workload_hash(c->seed, 0x4ec0)};
@@ -349,7 +349,7 @@ static void choose_faults_in_recovery(struct sim_case *c)
         const int leader = s->nfaults < 2 && prop_chance(&own, 70);
         const int rank = nth_left(s, leader ? 0 : prop_draw(&own, others));
         const int peers = leader && others > 1 ? others - 1 : 1;
-        const int least = prop_chance(&own, 50) ? NEAR_THE_END * peers : 1;
+        const int least = prop_chance(&own, 50) ? LATE_TRANSFERS * peers : 1;
 
         s->fault[s->nfaults++] = (struct sim_fault){.ns = draw_stop(&own, timeout_ns),
                                                     .rank = rank,

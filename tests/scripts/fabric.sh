@@ -57,7 +57,7 @@ refused clique "no two of them are in one fabric"
 try "host heaps" "EPX_GPU_HEAP=host puts heaps into host memory" EPX_GPU_HEAP=host -- ll "${four[@]}"
 
 # epx top shows rates of a device whose kernels cannot write its pages; a rank that is stopped does not answer.
-export FAKE_FAR_MEMORY=1
+export FAKE_GPU_MEMORY=1
 "$build/epx" bench ll "${four[@]}" --device cuda --tokens 8 --experts 8 --hidden 512 --iters 10000 --timing events \
     --timeout 60 >"$work/out" 2>&1 &
 bench=$!

@@ -10,7 +10,7 @@ command -v hipcc >/dev/null || skip "no hipcc"
 
 began=$SECONDS
 { cmake -S "$root" -B "$work" -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=ON -DEPX_HIP=ON -DEPX_CUDA=OFF \
-    -DEPX_HIP_NEAR_ARCHITECTURES=gfx940 -DEPX_BUILD_TESTS=OFF &&
+    -DEPX_HIP_FLAVOUR_ARCHITECTURES=gfx940 -DEPX_BUILD_TESTS=OFF &&
     cmake --build "$work" -j2 --target epx_hip; } >"$work/log" 2>&1 ||
     { tail -40 "$work/log"; die "the build"; }
 echo "ok: built in $((SECONDS - began)) s"
@@ -37,10 +37,10 @@ while (at := data.find(magic, at)) >= 0:
 names = [pathlib.Path(file).stem for file in sys.argv[2:]]
 assert all(any(part in name for name in names) for part in ("dispatch", "combine", "notify")), names
 for gpu in ("gfx90a", "gfx940"):
-    here_names = [name for name in names if gpu == "gfx940" or not name.endswith(("_near", "_marks"))]
+    here_names = [name for name in names if gpu == "gfx940" or not name.endswith(("_one_node", "_marks"))]
     for name in here_names:
         space, verb = (f"epx_{name[:2]}", name[3:]) if name[:3] in ("ll_", "ht_") else ("epx", name)
-        for flavour in ("_near", "_marks"): # kernel/flavour.h: the same name in a space of its own
+        for flavour in ("_one_node", "_marks"): # kernel/flavour.h: the same name in a space of its own
             if verb.endswith(flavour):
                 space, verb = space + flavour, verb.removesuffix(flavour)
         symbol = f"epx_{name}" if name in ("first", "clock") else f"_ZN{len(space)}{space}{len(verb)}{verb}E\\w+"

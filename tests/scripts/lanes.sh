@@ -23,7 +23,7 @@ module() {
         -I"$root/src" -I"$root/tests/gpu_lanes" "$@")
     mkdir -p "$folder"
     for files in "ll_dispatch ll_combine mask layout_count ring_bench" "ht_notify ht_dispatch ht_combine" \
-        ll_combine_logfmt "ll_dispatch_near ll_combine_near" ll_combine_logfmt_near; do
+        ll_combine_logfmt "ll_dispatch_one_node ll_combine_one_node" ll_combine_logfmt_one_node; do
         for file in $files; do
             # Files have static arrays of the same names.
             printf '#undef %s\n' route_counts node_descs
@@ -92,7 +92,7 @@ wait $first && wait $second || die "the modules do not compile"
 export EPX_LL_WIDE_WAIT_US=0 EPX_LL_FEW_SMS=1 # of two
 # epx top: kernels keep times from the first look on; an operation of high throughput is several launches.
 top() {
-    FAKE_FAR_MEMORY=1 LD_PRELOAD=$work/cuda/libepx_cuda.so "$build/epx" bench ht --device cuda --ranks 2 --tokens 3 \
+    FAKE_GPU_MEMORY=1 LD_PRELOAD=$work/cuda/libepx_cuda.so "$build/epx" bench ht --device cuda --ranks 2 --tokens 3 \
         --experts 4 --topk 2 --hidden 512 --iters 10000 --timing wall >"$work/out" 2>&1 &
     local bench=$! rc
     python3 "$root/tests/scripts/top_look.py" "$build/epx" $bench "g['device'] == 'cuda' and len(r) == 2 and

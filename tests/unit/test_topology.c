@@ -143,7 +143,7 @@ static void a_gpu_and_its_card_share_a_switch(void **state)
     tree_close(tree);
 }
 
-static void several_cards_are_equally_near(void **state)
+static void several_cards_are_equally_close(void **state)
 {
     struct tree *tree = tree_open("four_cards_per_gpu");
 
@@ -281,7 +281,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_gpu_and_its_card_share_a_switch),
-        cmocka_unit_test(several_cards_are_equally_near),
+        cmocka_unit_test(several_cards_are_equally_close),
         cmocka_unit_test(without_switches_the_processor_decides),
         cmocka_unit_test(an_unknown_gpu_has_all_cards),
 #if EPX_HAVE_VERBS

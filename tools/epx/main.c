@@ -55,18 +55,18 @@ static void print_help(FILE *to)
 
 static int unknown_command(const char *name)
 {
-    const char *near = NULL;
+    const char *nearest = NULL;
     int best = NEAR;
 
     for (int i = 0; i < COMMAND_COUNT; i++) {
         const int d = word_distance(name, commands[i].name);
         if (d < best) {
             best = d;
-            near = commands[i].name;
+            nearest = commands[i].name;
         }
     }
-    if (near)
-        options_complain("epx", "unknown command '%s' (did you mean '%s'?)", name, near);
+    if (nearest)
+        options_complain("epx", "unknown command '%s' (did you mean '%s'?)", name, nearest);
     else
         options_complain("epx", "unknown command '%s'", name);
     return EXIT_USAGE;

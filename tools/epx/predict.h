@@ -85,7 +85,7 @@ struct predict_world {
     struct predict_times *times;                 /* [ranks] */
     struct cost_traffic (*traffic)[PREDICT_OPS]; /* [ranks], of the whole series */
     int64_t most_rows;                           /* that a rank receives */
-    int far_rows;                                /* most that a rank sends to one other */
+    int remote_rows;                             /* most that a rank sends to one other */
     double memory_bytes;                         /* rank 0's */
     char error[600];
 };

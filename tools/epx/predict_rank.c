@@ -75,17 +75,17 @@ static size_t tensor_bytes(const struct rank *r)
 
 /* What a row between nodes takes of the bytes for such rows (group/heap_layout.c): in a slot, and as a sum that comes
  * back, each with weights, and in a record with ids, places, weights and scales. */
-static uint64_t far_row_bytes(const struct predict_point *p, int hidden)
+static uint64_t remote_row_bytes(const struct predict_point *p, int hidden)
 {
     return 2 * (2 * (uint64_t)hidden + 4 * (uint64_t)p->topk) + 16 * (uint64_t)p->topk + 16 + (uint64_t)hidden / 16;
 }
 
 /* Rounds of high throughput have as many rows as they would have of the real size. */
-static uint64_t far_bytes(const struct predict_point *p, int hidden)
+static uint64_t remote_bytes(const struct predict_point *p, int hidden)
 {
     const uint64_t usual = (uint64_t)400 << 20; /* EPX_HT_BUFFER_BYTES */
 
-    return hidden == p->hidden ? 0 : usual * far_row_bytes(p, hidden) / far_row_bytes(p, p->hidden);
+    return hidden == p->hidden ? 0 : usual * remote_row_bytes(p, hidden) / remote_row_bytes(p, p->hidden);
 }
 
 static void group_config(const struct rank *r, int hidden, epx_group_config *config)
@@ -101,7 +101,7 @@ static void group_config(const struct rank *r, int hidden, epx_group_config *con
     config->num_agents = r->world->agents;
     config->timeout_ms = 100000;
     config->alloc_bytes = tensor_bytes(r);
-    config->ht_buffer_bytes = far_bytes(p, hidden);
+    config->ht_buffer_bytes = remote_bytes(p, hidden);
     if (predict_nodes(p) > 1) {
         config->ranks_per_node = (int32_t)(p->machine.ranks_per_gpu * p->machine.gpus_per_node);
         memcpy(config->net, "sim", 4);
@@ -126,7 +126,7 @@ static int create_group(struct rank *r, const epx_bootstrap *boot)
 static int measure_memory(struct rank *r)
 {
     epx_memory_info small = EPX_MEMORY_INFO_INIT, real = EPX_MEMORY_INFO_INIT;
-    const int far_rows = r->world->far_rows;
+    const int remote_rows = r->world->remote_rows;
     epx_group_config config;
     int rc;
 
@@ -135,9 +135,9 @@ static int measure_memory(struct rank *r)
         return -1;
     config.max_hidden_bytes = 2 * r->p->hidden;
     config.ht_buffer_bytes = 0;
-    r->world->far_rows = 0; /* receive buffers as they are outside the simulation */
+    r->world->remote_rows = 0; /* receive buffers as they are outside the simulation */
     rc = call(r, "epx_group_memory", epx_group_memory(&config, r->p->ranks, &real));
-    r->world->far_rows = far_rows;
+    r->world->remote_rows = remote_rows;
     if (rc != 0)
         return -1;
     r->world->memory_bytes = (double)cost_memory_used(r->rank) - (double)small.heap_bytes + (double)real.heap_bytes -

@@ -133,7 +133,7 @@ static double count_node_rows(const struct oracle_route *route, int per_node)
 }
 
 /* Most rows that one rank sends to one other. */
-static int count_far_rows(const struct oracle_route *route)
+static int count_remote_rows(const struct oracle_route *route)
 {
     int *rows = malloc((size_t)route->nranks * sizeof(*rows));
     int most = rows ? 1 : 0;
@@ -168,7 +168,7 @@ static int make_route(const struct predict_point *p, struct predict_world *world
     for (int r = 0; r < p->ranks; r++)
         if (route->first[r + 1] - route->first[r] > world->most_rows)
             world->most_rows = route->first[r + 1] - route->first[r];
-    world->far_rows = count_far_rows(route);
+    world->remote_rows = count_remote_rows(route);
     return 0;
 }
 
@@ -193,7 +193,7 @@ static void simulate(const struct predict_point *p, struct predict_world *world,
                                     .net = predict_nodes(p) > 1 ? &net : NULL,
                                     .gather_ns = (uint64_t)1 << 50,
                                     .cost = &cost,
-                                    .far_rows = &world->far_rows};
+                                    .remote_rows = &world->remote_rows};
     struct sim_outcome outcome;
     int rc;
 

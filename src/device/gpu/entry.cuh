@@ -70,14 +70,14 @@ KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given, const
     const int fits = smem->g.nranks <= SMEM_RANKS;
     if (fits) {
         copy_words(smem->heap, smem->g.heap, (size_t)smem->g.nranks * sizeof(char *));
-        if (!FLAVOUR_NEAR)
+        if (!FLAVOUR_ONE_NODE)
             copy_words(smem->mask, smem->g.mask, (size_t)smem->g.nranks * sizeof(int32_t));
     }
     __syncthreads();
     if (threadIdx.x == 0) {
         if (fits)
             smem->g.heap = smem->heap;
-        if (!FLAVOUR_NEAR && fits && !smem->g.enable_mask) /* else it may change while the kernel runs */
+        if (!FLAVOUR_ONE_NODE && fits && !smem->g.enable_mask) /* else it may change while the kernel runs */
             smem->g.mask = smem->mask;
         smem->p.g = &smem->g;
         smem->p.h = &smem->h;

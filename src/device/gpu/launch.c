@@ -11,7 +11,8 @@
 
 /* The address of a __global__ function is its name for the runtime (entry.cuh). */
 extern const void *const epx_ll_dispatch, *const epx_ll_combine, *const epx_ll_combine_logfmt;
-extern const void *const epx_ll_dispatch_near, *const epx_ll_combine_near, *const epx_ll_combine_logfmt_near;
+extern const void *const epx_ll_dispatch_one_node, *const epx_ll_combine_one_node,
+                                                       *const epx_ll_combine_logfmt_one_node;
 extern const void *const epx_ll_dispatch_marks, *const epx_ll_combine_marks;
 extern const void *const epx_ht_notify, *const epx_ht_dispatch, *const epx_ht_combine;
 extern const void *const epx_mask, *const epx_layout_count, *const epx_ring_bench;
@@ -30,10 +31,10 @@ static const void *const *const kernels[KERNEL_COUNT] = {
 };
 
 /* The flavours for one node without masks, which make no marks (kernel/flavour.h). */
-static const void *const *const near_kernels[KERNEL_COUNT] = {
-    [KERNEL_LL_DISPATCH] = &epx_ll_dispatch_near,
-    [KERNEL_LL_COMBINE] = &epx_ll_combine_near,
-    [KERNEL_LL_COMBINE_LOGFMT] = &epx_ll_combine_logfmt_near,
+static const void *const *const one_node_kernels[KERNEL_COUNT] = {
+    [KERNEL_LL_DISPATCH] = &epx_ll_dispatch_one_node,
+    [KERNEL_LL_COMBINE] = &epx_ll_combine_one_node,
+    [KERNEL_LL_COMBINE_LOGFMT] = &epx_ll_combine_logfmt_one_node,
 };
 
 /* The same with marks, for a group that is traced. */
@@ -42,9 +43,9 @@ static const void *const *const marks_kernels[KERNEL_COUNT] = {
     [KERNEL_LL_COMBINE] = &epx_ll_combine_marks,
 };
 
-static const void *entry_of(int id, int near, int marks)
+static const void *entry_of(int id, int one_node, int marks)
 {
-    const void *const *const small = !near ? NULL : marks ? marks_kernels[id] : near_kernels[id];
+    const void *const *const small = !one_node ? NULL : marks ? marks_kernels[id] : one_node_kernels[id];
 
     return small ? *small : *kernels[id];
 }
@@ -210,7 +211,7 @@ static epx_status launch_stage(struct device *device, struct device_stream *stre
     info.scratch = cuda->scratch;
     info.rings = RING_SLOTS && cuda->overlaps_launches && launch_has_rings(id, stage);
     const size_t rings = info.rings ? block.x / LAUNCH_LANES * (size_t)RING_BYTES : 0;
-    const void *entry = entry_of(id, launch_is_near(id, params), device->marks != NULL);
+    const void *entry = entry_of(id, launch_is_one_node(id, params), device->marks != NULL);
     return cuda_check(launch_next(cuda, entry, grid, block, rings, arguments, (cudaStream_t)stream), "launch");
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The low-latency dispatch of a traced group: all ranks are in one node and none is masked (kernel/flavour.h). */
-#define FLAVOUR_NEAR 1
+#define FLAVOUR_ONE_NODE 1
 #include "device/gpu/entry.cuh"
 
 #include "kernel/ll_dispatch.h"

@@ -21,8 +21,8 @@
 #ifndef FLAVOUR_MARKS   /* kernel/flavour.h */
 #define FLAVOUR_MARKS 1
 #endif
-#ifndef FLAVOUR_NEAR
-#define FLAVOUR_NEAR 0
+#ifndef FLAVOUR_ONE_NODE
+#define FLAVOUR_ONE_NODE 0
 #endif
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define TIMES_FN static __device__ __forceinline__

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The combine of LogFMT rows where all ranks are in one node and none is masked, without marks (kernel/flavour.h). */
-#define FLAVOUR_NEAR 1
+#define FLAVOUR_ONE_NODE 1
 #define FLAVOUR_MARKS 0
 #include "device/gpu/entry.cuh"
 
 #define LC_LOGFMT(p) 1
 #include "kernel/ll_combine.h"
 
-#define ll_combine_logfmt_near_params ll_combine_params
-#define kernel_ll_combine_logfmt_near kernel_ll_combine
+#define ll_combine_logfmt_one_node_params ll_combine_params
+#define kernel_ll_combine_logfmt_one_node kernel_ll_combine
 
-CUDA_KERNEL(epx_ll_near, combine_logfmt, ll_combine_logfmt_near, NULL)
+CUDA_KERNEL(epx_ll_one_node, combine_logfmt, ll_combine_logfmt_one_node, NULL)

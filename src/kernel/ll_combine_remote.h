@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency combine: rows that go to another node, through the stage. The protocol is drawn in ll_combine.h. */
-#ifndef EPX_KERNEL_LL_COMBINE_FAR_H
-#define EPX_KERNEL_LL_COMBINE_FAR_H
+#ifndef EPX_KERNEL_LL_COMBINE_REMOTE_H
+#define EPX_KERNEL_LL_COMBINE_REMOTE_H
 
 #include "kernel/ll_combine_rows.h"
 

@@ -13,8 +13,8 @@
  * the rows of this source at that expert (EXPERT_MAJOR), or at that rank (RANK_MAJOR), so that the place of a row does
  * not depend on the order in which rows are staged.
  */
-#ifndef EPX_KERNEL_LL_FAR_H
-#define EPX_KERNEL_LL_FAR_H
+#ifndef EPX_KERNEL_LL_REMOTE_H
+#define EPX_KERNEL_LL_REMOTE_H
 
 #include "kernel/inject_bug.h"
 #include "kernel/ll_recv_half.h"
@@ -59,7 +59,7 @@ KFN size_t ll_record_bytes(const struct signature *a)
     return up16(4 + (size_t)a->topk * (a->extra & SIGNATURE_WEIGHTS ? 12 : 8));
 }
 
-KFN uint64_t ll_far_stride(const struct ll_dispatch_params *p)
+KFN uint64_t ll_remote_stride(const struct ll_dispatch_params *p)
 {
     return ll_record_at(p) + ll_record_bytes(&p->signature);
 }
@@ -68,11 +68,11 @@ KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
 {
     if (p->in_place)
         return (uint64_t)p->in.stride;
-    return has_nodes(p->g) ? ll_far_stride(p) : ll_record_at(p);
+    return has_nodes(p->g) ? ll_remote_stride(p) : ll_record_at(p);
 }
 
 /* Offset of the receive buffer of source number `number` where the network of its receiver writes. */
-KFN uint64_t ll_far_offset(const struct group_dev *g, uint64_t epoch, int number)
+KFN uint64_t ll_remote_offset(const struct group_dev *g, uint64_t epoch, int number)
 {
     const uint64_t piece = (uint64_t)slot_of(g, epoch) * (uint64_t)g->remotes + (uint64_t)number;
     return g->ll.recv_buf + piece * g->ll.recv_stride;
@@ -81,7 +81,7 @@ KFN uint64_t ll_far_offset(const struct group_dev *g, uint64_t epoch, int number
 /* What rank s of another node has put here, once its LL_DATA has arrived. */
 KFN_STEP const struct ll_header *ll_header_there(const struct group_dev *g, int s, uint64_t epoch)
 {
-    return (const struct ll_header *)net_at(g, ll_far_offset(g, epoch, g->recv_index_of[s]));
+    return (const struct ll_header *)net_at(g, ll_remote_offset(g, epoch, g->recv_index_of[s]));
 }
 
 /* The same for all who read it, behind the barrier that follows ll_wait_remote(): across a bus, loads of one word by
@@ -199,9 +199,9 @@ KFN_STEP void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
 }
 
 /* The rows for each rank of another node, in the order of the stage: list[d][j] is the row that becomes the j-th of d.
- * A single lane goes through all pairs once; several find those of a rank when they put them (ll_list_far). One agent,
- * after ll_order. */
-KFN void ll_list_all_far(struct agent *ag, const struct ll_dispatch_params *p, int32_t *list)
+ * A single lane goes through all pairs once; several find those of a rank when they put them (ll_list_remote). One
+ * agent, after ll_order. */
+KFN void ll_list_all_remote(struct agent *ag, const struct ll_dispatch_params *p, int32_t *list)
 {
 #if AG_ONE_LANE
     const struct group_dev *g = p->g;
@@ -224,8 +224,8 @@ KFN void ll_list_all_far(struct agent *ag, const struct ll_dispatch_params *p, i
 #endif
 }
 
-/* The same for rank d, where ll_list_all_far() does nothing. */
-KFN_STEP void ll_list_far(struct agent *ag, const struct ll_dispatch_params *p, int d, int32_t *list)
+/* The same for rank d, where ll_list_all_remote() does nothing. */
+KFN_STEP void ll_list_remote(struct agent *ag, const struct ll_dispatch_params *p, int d, int32_t *list)
 {
 #if AG_ONE_LANE
     (void)ag;
@@ -297,13 +297,13 @@ KFN_STEP void ll_put_to(struct agent *ag, const struct ll_dispatch_params *p, ui
     const struct group_dev *g = p->g;
     const uint64_t from = ll_net_slot(g, epoch), stride = ll_row_stride(p);
     const uint64_t header = from + g->ll.net_headers + (uint64_t)d * ll_header_bytes(g), rows = from + g->ll.net_rows;
-    const uint64_t target = ll_far_offset(g, epoch, g->recv_index_at[d]);
+    const uint64_t target = ll_remote_offset(g, epoch, g->recv_index_at[d]);
     const int n = p->h->rcount[d], slot = slot_of(g, epoch);
     int32_t *list = (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)) + (size_t)d * (size_t)g->max_tokens;
 
     ll_write_header(ag, p, d, (struct ll_header *)net_at(g, header));
     put(ag, g, batch, d, COUNTER(SIG_LL_DATA, slot), header, target, (uint32_t)ll_header_bytes(g));
-    ll_list_far(ag, p, d, list);
+    ll_list_remote(ag, p, d, list);
     for (int j = 0; j < n; j++) {
         const int to = INJECT_BUG(BUG_ROW_PLACE, list[j], j);
         put(ag, g, batch, d, COUNTER(SIG_LL_ROWS, slot), rows + (uint64_t)list[j] * stride,
@@ -405,14 +405,14 @@ struct ll_row {
 };
 
 /* Row i of source s of another node. Each lane gets it. */
-KFN struct ll_row ll_far_row(const struct ll_dispatch_params *p, uint64_t epoch, int s, int i)
+KFN struct ll_row ll_remote_row(const struct ll_dispatch_params *p, uint64_t epoch, int s, int i)
 {
     const struct group_dev *g = p->g;
     const int K = p->route.topk_n, first = g->rank * g->local_experts;
-    const char *rows = net_at(g, ll_far_offset(g, epoch, g->recv_index_of[s]) + g->ll.head);
+    const char *rows = net_at(g, ll_remote_offset(g, epoch, g->recv_index_of[s]) + g->ll.head);
     struct ll_row row;
 
-    row.data = rows + (size_t)i * ll_far_stride(p);
+    row.data = rows + (size_t)i * ll_remote_stride(p);
     const int32_t *record = (const int32_t *)(row.data + ll_record_at(p));
     row.token = record[0];
     row.ids = record + 1;
