@@ -5,32 +5,37 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Each is a regular expression of a whole word (Perl's, any case); behind it the word to use. Ordinary English words
-# that were names once (say, hear, answer, line) are looked for where they can only be names: with an underscore, in
-# front of a parenthesis, behind `struct`.
+# Each is a regular expression (Perl's, any case) of a word, or of a part of a name between underscores; behind it the
+# word to use. Ordinary English words that were names once (say, hear, answer, line, near) are looked for where they can
+# only be names: with an underscore, in front of a parenthesis, behind `struct`, `->` or a dot.
 words='
-    musters?                          membership
+    muster(s|ed|ing)?                 membership
     errands?                          request
     patience|patient                  budget, timeout
-    blames?|blamed                    waiting_for, culprit
-    lends?|lent|lending|borrows?      export, import, register
-    epx_lend|EPX_LEND                 epx_register, EPX_REGISTER
+    blam(es?|ed|ing)                  waiting_for, culprit
+    lends?|lent|lending|lender        export, register
+    borrow(s|ed|ing|er)?              import
+    (?<!-)boards?                     directory, bench_shm
     crews?                            block
-    landing(_\w+)?                    recv buffer
+    landing                           recv buffer
     agreements?                       signature, membership round
-    stars?|leaf|leaves_of             allgather, client
-    plant(s|ed)?(_\w+)?               inject_bug
+    stars?|(?<!is_)leaf|leaves_of     allgather, client
+    plant(s|ed)?                      inject_bug
     keep_forever                      leak_on_purpose
     (?<!Hugging\s)face                compat
     conductors?|players?|seats?       driver, runner, rank
-    scenes?|ponds?|wild(_\w+)?        fixture, blocking_net, chaos_net
-    hang_up|ear|visitors?             close, rx, pending
+    scenes?|ponds?|wild               fixture, blocking_net, chaos_net
+    hangs?_up|hung_up|ear|visitors?   close, rx, pending
     note_of_abort|(?-i:NOTE_\w+)     header, alarm
-    (say|hears?|heard)(_\w+|(?=\())  send, recv, publish, print
-    \w+_(say|hear|heard)             send, recv, publish, print
-    answer(_\w+|(?=\())|\w+_answers? reply, result
-    struct\s+(line|lane|post|note)    conn, nccl_case, descriptor, header
-    face_the_\w+|notice_\w+          compat, slot
+    (?<!\w)(say|hears?|heard)(_\w+|(?=\()) send, recv, publish, print
+    \w+_(say|hear|heard)(?!_)         send, recv, publish, print
+    (?<!\w)answer(_\w+|(?=\()) reply, result
+    \w+_answers?(?!_)                 reply, result
+    struct\s+(line|lane|post|note)(?!_) conn, nccl_case, descriptor, header
+    (?<!\w)notice_\w+                slot
+    (?<=->)doing|(?<=\w\.)doing       state
+    \w+_(near|far)(?!_)               local, remote, one_node
+    (?<!\w)(\w{2,4}_)?(near|far)_\w+ local, remote, one_node
 '
 
 if [ $# -eq 0 ]; then
@@ -42,7 +47,7 @@ fi
 found=0
 while read -r word instead; do
     [ -n "$word" ] || continue
-    if grep -HnIiP "(?<![\w-])(?:$word)(?![\w-])" -- "${files[@]}"; then
+    if grep -HnIiP "(?<![^\W_]|-)(?:$word)(?![^\W_]|-)" -- "${files[@]}"; then
         echo "^ $word: use $instead"
         found=1
     fi

@@ -60,12 +60,15 @@ class Words(unittest.TestCase):
     def test_old_words_are_found_and_new_ones_named(self):
         for old, new in (("the muster of ranks", "membership"), ("Planted", "inject_bug"), ("memory is lent", "export"),
                          ("a face of the library", "compat"), ("#define NOTE_NONE 1", "alarm"), ("say(fd);", "send"),
-                         ("hear_root()", "recv"), ("send_answer", "reply"), ("struct line *", "conn")):
+                         ("hear_root()", "recv"), ("send_answer", "reply"), ("struct line *", "conn"),
+                         ("boot_muster()", "membership"), ("crew_size", "block"), ("job->doing", "state"),
+                         ("ll_far.h", "remote"), ("is_near(group)", "local"), ("a board of slots", "directory")):
             status, text = self.check(old + "\n")
             self.assertEqual((status, new in text), (1, True), old)
 
     def test_parts_of_other_words_pass(self):
-        text = "silent plantations surface; Hugging Face; a note_end; a seatbelt; they say (and hear) an answer\n"
+        text = "silent plantations surface; Hugging Face; a note_end; a seatbelt; they say (and hear) an answer;\n" \
+               "as far as it is near; nearly; an on-board card; what it is doing; tensor.is_leaf\n"
         self.assertEqual(self.check(text)[0], 0)
 
 
