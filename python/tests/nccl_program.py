@@ -142,9 +142,7 @@ def low_latency_rank_major(comm):
             factor = sum(w for e, w in zip(here, case.weight(rank)[token]) if e >= 0)
             received.np[rank, row] *= factor
         assert (ids.np[rank, len(sent):] == -1).all()
-    handle.combine(ep.CombineInputs(tokens=received.ep), ep.CombineOutputs(tokens=case.out.ep), stream=0)
-    synchronize()
-    assert (case.out.np == case.sums(weighted=True)).all()
+    combine(case, handle, received, case.sums(weighted=True))
     handle.destroy()
     own.destroy()
 
@@ -165,22 +163,36 @@ def check_flat(case, received, ids, weights):
     return row
 
 
+class Flat:
+    """A handle of FLAT and what a dispatch of the case brings, in tensors of so many rows."""
+
+    def __init__(self, own, case, rows):
+        self.received, self.weights = Array((rows, HIDDEN), fill=-1), Array((rows, TOPK))
+        self.ids, self.total = Array((rows, TOPK), np.int64), Array((1,), np.int32)
+        self.counters = Array((LOCAL,), np.int32)
+        info = ep.LayoutInfo(expert_counters=self.counters.ep, recv_total_counter=self.total.ep)
+        self.handle = own.create_handle(ep.Layout.FLAT, case.idx.ep, layout_info=info, stream=0)
+        self.handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep, topk_weights=case.weights.ep),
+                             ep.DispatchOutputs(tokens=self.received.ep, topk_weights=self.weights.ep,
+                                                topk_idx=self.ids.ep), stream=0)
+        synchronize()
+
+
+def combine(case, handle, received, expected):
+    """Returns the rows as they are; without weights."""
+    handle.combine(ep.CombineInputs(tokens=received.ep), ep.CombineOutputs(tokens=case.out.ep), stream=0)
+    synchronize()
+    assert (case.out.np == expected).all(), case.out.np[:, 0]
+
+
 def high_throughput_flat(comm):
     rows = comm.nranks * TOKENS
     own, case = group(comm, ep.Algorithm.HIGH_THROUGHPUT, max_recv_tokens_per_rank=rows)
-    received, weights = Array((rows, HIDDEN)), Array((rows, TOPK))
-    ids, total, counters = Array((rows, TOPK), np.int64), Array((1,), np.int32), Array((LOCAL,), np.int32)
-    info = ep.LayoutInfo(expert_counters=counters.ep, recv_total_counter=total.ep)
-    handle = own.create_handle(ep.Layout.FLAT, case.idx.ep, layout_info=info, stream=0)
-    handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep, topk_weights=case.weights.ep),
-                    ep.DispatchOutputs(tokens=received.ep, topk_weights=weights.ep, topk_idx=ids.ep), stream=0)
-    synchronize()
-    assert total.np[0] == check_flat(case, received.np, ids.np, weights.np)
-    assert list(counters.np) == [len(case.arriving(case.rank * LOCAL + e)) for e in range(LOCAL)]
-    handle.combine(ep.CombineInputs(tokens=received.ep), ep.CombineOutputs(tokens=case.out.ep), stream=0)
-    synchronize()
-    assert (case.out.np == case.sums(weighted=False)).all()
-    handle.destroy()
+    flat = Flat(own, case, rows)
+    assert flat.total.np[0] == check_flat(case, flat.received.np, flat.ids.np, flat.weights.np)
+    assert list(flat.counters.np) == [len(case.arriving(case.rank * LOCAL + e)) for e in range(LOCAL)]
+    combine(case, flat.handle, flat.received, case.sums(weighted=False))
+    flat.handle.destroy()
     own.destroy()
 
 
@@ -206,9 +218,7 @@ def high_throughput_expert_major(comm, alignment=4):
         assert (received.np[at + len(pairs):at + padded] == 0).all()
         at += padded
     assert total.np[0] == at
-    handle.combine(ep.CombineInputs(tokens=received.ep), ep.CombineOutputs(tokens=case.out.ep), stream=0)
-    synchronize()
-    assert (case.out.np == case.sums(weighted=False)).all()
+    combine(case, handle, received, case.sums(weighted=False))
     backward(case, handle, received, weights)
     handle.destroy()
     own.destroy()
@@ -231,19 +241,11 @@ def drop(comm):
     own, case = group(comm, ep.Algorithm.HIGH_THROUGHPUT, max_recv_tokens_per_rank=TOKENS,
                       overflow_policy=ep.OverflowPolicy.DROP)
     case.idx.np[:] = [0, -1]
-    received, weights = Array((TOKENS, HIDDEN), fill=-1), Array((TOKENS, TOPK))
-    ids, total, counters = Array((TOKENS, TOPK), np.int64), Array((1,), np.int32), Array((LOCAL,), np.int32)
-    info = ep.LayoutInfo(expert_counters=counters.ep, recv_total_counter=total.ep)
-    handle = own.create_handle(ep.Layout.FLAT, case.idx.ep, layout_info=info, stream=0)
-    handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep, topk_weights=case.weights.ep),
-                    ep.DispatchOutputs(tokens=received.ep, topk_weights=weights.ep, topk_idx=ids.ep), stream=0)
-    synchronize()
-    assert (total.np[0], counters.np[0]) == ((0, 0) if case.rank else (case.nranks * TOKENS, TOKENS))
-    assert case.rank or (received.np == case.token(0)[:, None]).all()
-    handle.combine(ep.CombineInputs(tokens=received.ep), ep.CombineOutputs(tokens=case.out.ep), stream=0)
-    synchronize()
-    assert (case.out.np == (0 if case.rank else case.tokens.np)).all()
-    handle.destroy()
+    flat = Flat(own, case, TOKENS)
+    assert (flat.total.np[0], flat.counters.np[0]) == ((0, 0) if case.rank else (case.nranks * TOKENS, TOKENS))
+    assert case.rank or (flat.received.np == case.token(0)[:, None]).all()
+    combine(case, flat.handle, flat.received, 0 if case.rank else case.tokens.np)
+    flat.handle.destroy()
     own.destroy()
 
 
