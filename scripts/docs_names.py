@@ -78,7 +78,7 @@ class Names:
     @staticmethod
     def cxx_names(text):
         """Kernels, as a profiler shows them."""
-        return " ".join(f"epx::{name}" for name in re.findall(r"\bCUDA_KERNEL\w*\((?:\w+, )?(\w+)", text))
+        return " ".join(f"epx::{name}" for name in re.findall(r"\bGPU_KERNEL\w*\((?:\w+, )?(\w+)", text))
 
     def wrong(self, code):
         for target in re.findall(r"(?:^|[\s;&])make ([a-z][a-z-]*)(?![\w.=/])", code):

@@ -9,7 +9,7 @@
 #include "../lib/device_module.h"
 #include "device/gpu/fabric.h"
 
-const struct device_host *cuda_host; /* fabric.c's */
+const struct device_host *gpu_host; /* fabric.c's */
 static struct device_ops fabric_ops;
 
 static epx_status fabric(struct device *device, uint8_t id[64])
@@ -55,7 +55,7 @@ static void heap_close(struct device *device, const struct heap_export *peer, vo
 
 const struct device_ops *epx_device_module(const struct device_host *given)
 {
-    cuda_host = given;
+    gpu_host = given;
     if (!make_ops(given, "cuda", EPX_DEVICE_CUDA))
         return NULL;
     ops.fabric = fabric;

@@ -31,7 +31,7 @@ static uint64_t ask(uint64_t *words, int round, uint64_t *before, uint64_t *afte
     return reply;
 }
 
-static epx_status launch_clock(const struct cuda_device *cuda, uint64_t *words)
+static epx_status launch_clock(const struct gpu_device *cuda, uint64_t *words)
 {
     static void (*const kernel)(const uint64_t *, uint64_t *, int) = epx_clock;
     const dim3 one = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
@@ -39,16 +39,16 @@ static epx_status launch_clock(const struct cuda_device *cuda, uint64_t *words)
     int rounds = ROUNDS;
     void *arguments[] = {&words, &replies, &rounds};
 
-    return cuda_check(cudaLaunchKernel(*(const void *const *)&kernel, one, block, arguments, 0, cuda->side),
-                      "launching the clock");
+    return gpu_check(cudaLaunchKernel(*(const void *const *)&kernel, one, block, arguments, 0, cuda->side),
+                     "launching the clock");
 }
 
-epx_status cuda_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_ns)
+epx_status gpu_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_ns)
 {
-    const struct cuda_device *cuda = (const struct cuda_device *)device;
+    const struct gpu_device *cuda = (const struct gpu_device *)device;
     uint64_t best = UINT64_MAX, before, after;
     void *words;
-    epx_status status = cuda_host_alloc(device, (FIRST_REPLY + ROUNDS) * sizeof(uint64_t), &words);
+    epx_status status = gpu_host_alloc(device, (FIRST_REPLY + ROUNDS) * sizeof(uint64_t), &words);
 
     if (status != EPX_OK)
         return status;
@@ -64,8 +64,8 @@ epx_status cuda_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_
         *error_ns = best / 2 + 1;
     }
     if (status == EPX_OK)
-        status = cuda_check(cudaStreamSynchronize(cuda->side), "the clock");
-    cuda_host_free(device, words);
+        status = gpu_check(cudaStreamSynchronize(cuda->side), "the clock");
+    gpu_host_free(device, words);
     if (status == EPX_OK && best == UINT64_MAX)
         return fail(EPX_ERR_TIMEOUT, "device " GPU_NAME ": its clock does not answer");
     return status;

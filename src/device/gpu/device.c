@@ -11,9 +11,9 @@
 
 #define SIDES_MOST 64
 
-const struct device_host *cuda_host;
+const struct device_host *gpu_host;
 
-epx_status cuda_check(cudaError_t error, const char *what)
+epx_status gpu_check(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess)
         return EPX_OK;
@@ -23,9 +23,9 @@ epx_status cuda_check(cudaError_t error, const char *what)
 }
 
 /* The current device belongs to the thread, and threads of callers and proxies come as they like. */
-epx_status cuda_use(struct device *device)
+epx_status gpu_use(struct device *device)
 {
-    return cuda_check(cudaSetDevice(((struct cuda_device *)device)->index), "cudaSetDevice");
+    return gpu_check(cudaSetDevice(((struct gpu_device *)device)->index), "cudaSetDevice");
 }
 
 /*
@@ -42,15 +42,15 @@ static epx_status side_stream(int index, cudaStream_t *side)
         return fail(EPX_ERR_UNSUPPORTED, "device cuda: expected a device_index below %d, got %d", SIDES_MOST, index);
     pthread_mutex_lock(&lock);
     if (!made[index])
-        status = cuda_check(cudaStreamCreateWithFlags(&made[index], cudaStreamNonBlocking), "cudaStreamCreate");
+        status = gpu_check(cudaStreamCreateWithFlags(&made[index], cudaStreamNonBlocking), "cudaStreamCreate");
     *side = made[index];
     pthread_mutex_unlock(&lock);
     return status;
 }
 
-static epx_status cuda_device_open(const struct device_ops *ops, int index, struct device **device)
+static epx_status gpu_device_open(const struct device_ops *ops, int index, struct device **device)
 {
-    struct cuda_device *cuda;
+    struct gpu_device *cuda;
     int count = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
     epx_status status;
@@ -65,28 +65,28 @@ static epx_status cuda_device_open(const struct device_ops *ops, int index, stru
         return fail(EPX_ERR_MEMORY, "device " GPU_NAME ": no memory for %zu bytes", sizeof(*cuda));
     cuda->base.ops = ops;
     cuda->index = index;
-    status = cuda_use(&cuda->base);
+    status = gpu_use(&cuda->base);
     if (status == EPX_OK)
-        status = cuda_check(cudaDeviceGetAttribute(&cuda->sms, cudaDevAttrMultiProcessorCount, index), "number of SMs");
+        status = gpu_check(cudaDeviceGetAttribute(&cuda->sms, cudaDevAttrMultiProcessorCount, index), "number of SMs");
     if (status == EPX_OK)
-        status = cuda_kernels_load(cuda);
+        status = gpu_kernels_load(cuda);
     if (status == EPX_OK)
         status = side_stream(index, &cuda->side);
     if (status != EPX_OK) {
         free(cuda);
         return status;
     }
-    cuda_opened(cuda);
+    gpu_opened(cuda);
     *device = &cuda->base;
     return EPX_OK;
 }
 
-static void cuda_close(struct device *device)
+static void gpu_close(struct device *device)
 {
-    struct cuda_device *cuda = (struct cuda_device *)device;
+    struct gpu_device *cuda = (struct gpu_device *)device;
 
-    cuda_mem_free(device, cuda->scratch);
-    cuda_closed(cuda);
+    gpu_mem_free(device, cuda->scratch);
+    gpu_closed(cuda);
     free(cuda);
 }
 
@@ -94,128 +94,128 @@ static void cuda_close(struct device *device)
  * GPU reaches the other is seen when the heap is opened. */
 static epx_status identity(struct device *device, const char *name, uint8_t id[64])
 {
-    epx_status status = cuda_host->cpu->identity(device, id);
+    epx_status status = gpu_host->cpu->identity(device, id);
 
     if (status == EPX_OK)
         strncpy((char *)id, name, 8); /* filled up with zeros */
     return status;
 }
 
-static epx_status cuda_identity(struct device *device, uint8_t id[64])
+static epx_status gpu_identity(struct device *device, uint8_t id[64])
 {
     return identity(device, GPU_NAME, id);
 }
 
-static epx_status cuda_host_identity(struct device *device, uint8_t id[64])
+static epx_status gpu_host_identity(struct device *device, uint8_t id[64])
 {
     return identity(device, GPU_NAME "hst", id);
 }
 
 /* All ranks that share the GPU must run at the same time. A rank alone needs no more SMs than move what its links
  * carry, and leaves the others to computation. */
-static void cuda_pci(struct device *device, char text[DEVICE_PCI])
+static void gpu_pci(struct device *device, char text[DEVICE_PCI])
 {
     text[0] = 0;
-    if (cuda_check(cudaDeviceGetPCIBusId(text, DEVICE_PCI, ((struct cuda_device *)device)->index), "PCI address") !=
+    if (gpu_check(cudaDeviceGetPCIBusId(text, DEVICE_PCI, ((struct gpu_device *)device)->index), "PCI address") !=
         EPX_OK)
         text[0] = 0;
 }
 
-static int cuda_default_agents(struct device *device, int local_ranks)
+static int gpu_default_agents(struct device *device, int local_ranks)
 {
-    const int sms = ((struct cuda_device *)device)->sms / (local_ranks > 0 ? local_ranks : 1);
+    const int sms = ((struct gpu_device *)device)->sms / (local_ranks > 0 ? local_ranks : 1);
 
     return (sms < 1 ? 1 : sms < 32 ? sms : 32) * LAUNCH_WARPS;
 }
 
-static epx_status cuda_open(int index, struct device **device);
-static epx_status cuda_heap_place(struct device *device, enum heap_place place);
+static epx_status gpu_open(int index, struct device **device);
+static epx_status gpu_heap_place(struct device *device, enum heap_place place);
 
-static const struct device_ops cuda_ops = {
+static const struct device_ops gpu_ops = {
     .name = GPU_NAME,
     .kind = GPU_KIND,
     .caps = GPU_EXPORTS_REGIONS | DEVICE_GRAPHS | DEVICE_MARKS | DEVICE_MAPPED_HEAPS | DEVICE_OWN_LINKS,
-    .open = cuda_open,
-    .close = cuda_close,
-    .identity = cuda_identity,
-    .fabric = cuda_fabric,
-    .pci = cuda_pci,
-    .default_agents = cuda_default_agents,
+    .open = gpu_open,
+    .close = gpu_close,
+    .identity = gpu_identity,
+    .fabric = gpu_fabric,
+    .pci = gpu_pci,
+    .default_agents = gpu_default_agents,
     .agents_per_sm = LAUNCH_WARPS,
-    .mem_alloc = cuda_mem_alloc,
-    .mem_free = cuda_mem_free,
-    .host_alloc = cuda_host_alloc,
-    .host_free = cuda_host_free,
-    .rows_reserve = cuda_rows_reserve,
-    .clock = cuda_clock,
-    .copy = cuda_copy,
-    .heap_place = cuda_heap_place,
-    .heap_create = cuda_heap_create,
-    .heap_destroy = cuda_heap_destroy,
-    .heap_open = cuda_heap_open,
-    .heap_close = cuda_heap_close,
-    .release = cuda_release,
-    .heap_dmabuf = cuda_heap_dmabuf,
-    .arrivals = cuda_arrivals,
-    .flush_arrivals = cuda_flush_arrivals,
-    .use = cuda_use,
-    .region_id = cuda_region_id,
-    .region_export = cuda_region_export,
-    .region_open = cuda_region_open,
-    .region_close = cuda_region_close,
-    .stream_create = cuda_stream_create,
-    .stream_destroy = cuda_stream_destroy,
-    .stream_sync = cuda_stream_sync,
-    .stream_query = cuda_stream_query,
-    .stream_captures = cuda_stream_captures,
-    .stream_call = cuda_stream_call,
-    .stream_wait = cuda_stream_wait,
-    .stream_copy = cuda_stream_copy,
-    .launch = cuda_launch,
-    .event_create = cuda_event_create,
-    .event_destroy = cuda_event_destroy,
-    .event_record = cuda_event_record,
-    .event_sync = cuda_event_sync,
-    .event_query = cuda_event_query,
-    .timers_create = cuda_timers_create,
-    .timers_destroy = cuda_timers_destroy,
-    .timers_record = cuda_timers_record,
-    .timers_elapsed = cuda_timers_elapsed,
-    .graph_begin = cuda_graph_begin,
-    .graph_end = cuda_graph_end,
-    .graph_launch = cuda_graph_launch,
-    .graph_destroy = cuda_graph_destroy,
+    .mem_alloc = gpu_mem_alloc,
+    .mem_free = gpu_mem_free,
+    .host_alloc = gpu_host_alloc,
+    .host_free = gpu_host_free,
+    .rows_reserve = gpu_rows_reserve,
+    .clock = gpu_clock,
+    .copy = gpu_copy,
+    .heap_place = gpu_heap_place,
+    .heap_create = gpu_heap_create,
+    .heap_destroy = gpu_heap_destroy,
+    .heap_open = gpu_heap_open,
+    .heap_close = gpu_heap_close,
+    .release = gpu_release,
+    .heap_dmabuf = gpu_heap_dmabuf,
+    .arrivals = gpu_arrivals,
+    .flush_arrivals = gpu_flush_arrivals,
+    .use = gpu_use,
+    .region_id = gpu_region_id,
+    .region_export = gpu_region_export,
+    .region_open = gpu_region_open,
+    .region_close = gpu_region_close,
+    .stream_create = gpu_stream_create,
+    .stream_destroy = gpu_stream_destroy,
+    .stream_sync = gpu_stream_sync,
+    .stream_query = gpu_stream_query,
+    .stream_captures = gpu_stream_captures,
+    .stream_call = gpu_stream_call,
+    .stream_wait = gpu_stream_wait,
+    .stream_copy = gpu_stream_copy,
+    .launch = gpu_launch,
+    .event_create = gpu_event_create,
+    .event_destroy = gpu_event_destroy,
+    .event_record = gpu_event_record,
+    .event_sync = gpu_event_sync,
+    .event_query = gpu_event_query,
+    .timers_create = gpu_timers_create,
+    .timers_destroy = gpu_timers_destroy,
+    .timers_record = gpu_timers_record,
+    .timers_elapsed = gpu_timers_elapsed,
+    .graph_begin = gpu_graph_begin,
+    .graph_end = gpu_graph_end,
+    .graph_launch = gpu_graph_launch,
+    .graph_destroy = gpu_graph_destroy,
 };
 
 /* The same with heaps in host memory, and with heaps for other hosts; made of the other when the module is opened. */
-static struct device_ops cuda_host_ops, cuda_fabric_ops;
+static struct device_ops gpu_host_ops, gpu_fabric_ops;
 
 static void make_other_ops(void)
 {
-    cuda_fabric_ops = cuda_ops;
-    cuda_fabric_ops.caps &= ~(unsigned)DEVICE_MAPPED_HEAPS; /* the driver keeps what others have mapped */
-    cuda_fabric_ops.heap_create = cuda_fabric_heap_create;
-    cuda_fabric_ops.heap_destroy = cuda_fabric_heap_destroy;
-    cuda_fabric_ops.heap_open = cuda_fabric_heap_open;
-    cuda_fabric_ops.heap_close = cuda_fabric_heap_close;
-    cuda_host_ops = cuda_ops;
-    cuda_host_ops.caps |= DEVICE_HOST_HEAP;
-    cuda_host_ops.caps &= ~(unsigned)DEVICE_OWN_LINKS; /* rows in heaps cross the same bus */
-    cuda_host_ops.identity = cuda_host_identity;
-    cuda_host_ops.heap_create = cuda_host_heap_create;
-    cuda_host_ops.heap_destroy = cuda_host_heap_destroy;
-    cuda_host_ops.heap_open = cuda_host_heap_open;
-    cuda_host_ops.heap_close = cuda_host_heap_close;
+    gpu_fabric_ops = gpu_ops;
+    gpu_fabric_ops.caps &= ~(unsigned)DEVICE_MAPPED_HEAPS; /* the driver keeps what others have mapped */
+    gpu_fabric_ops.heap_create = gpu_fabric_heap_create;
+    gpu_fabric_ops.heap_destroy = gpu_fabric_heap_destroy;
+    gpu_fabric_ops.heap_open = gpu_fabric_heap_open;
+    gpu_fabric_ops.heap_close = gpu_fabric_heap_close;
+    gpu_host_ops = gpu_ops;
+    gpu_host_ops.caps |= DEVICE_HOST_HEAP;
+    gpu_host_ops.caps &= ~(unsigned)DEVICE_OWN_LINKS; /* rows in heaps cross the same bus */
+    gpu_host_ops.identity = gpu_host_identity;
+    gpu_host_ops.heap_create = gpu_host_heap_create;
+    gpu_host_ops.heap_destroy = gpu_host_heap_destroy;
+    gpu_host_ops.heap_open = gpu_host_heap_open;
+    gpu_host_ops.heap_close = gpu_host_heap_close;
 }
 
-static epx_status cuda_open(int index, struct device **device)
+static epx_status gpu_open(int index, struct device **device)
 {
-    return cuda_device_open(&cuda_ops, index, device);
+    return gpu_device_open(&gpu_ops, index, device);
 }
 
-static epx_status cuda_heap_place(struct device *device, enum heap_place place)
+static epx_status gpu_heap_place(struct device *device, enum heap_place place)
 {
-    device->ops = place == HEAP_HOST ? &cuda_host_ops : place == HEAP_FABRIC ? &cuda_fabric_ops : &cuda_ops;
+    device->ops = place == HEAP_HOST ? &gpu_host_ops : place == HEAP_FABRIC ? &gpu_fabric_ops : &gpu_ops;
     return EPX_OK;
 }
 
@@ -227,7 +227,7 @@ const struct device_ops *epx_device_module(const struct device_host *host)
     if (host->version != DEVICE_MODULE_VERSION ||
         host->params_bytes != sizeof(struct group_dev) + sizeof(struct handle_dev))
         return NULL;
-    cuda_host = host;
+    gpu_host = host;
     make_other_ops();
-    return &cuda_ops;
+    return &gpu_ops;
 }

@@ -13,13 +13,13 @@ enum { HANDLE_DMA_BUF = 1 /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */, DMA_BUF_SUP
 typedef int (*range_handle_fn)(void *handle, uint64_t address, size_t bytes, int type, unsigned long long flags);
 typedef int (*attribute_fn)(int *value, int which, int device);
 
-epx_status cuda_heap_dmabuf(struct device *device, const struct heap *heap, int *fd)
+epx_status gpu_heap_dmabuf(struct device *device, const struct heap *heap, int *fd)
 {
-    const int index = ((struct cuda_device *)device)->index;
+    const int index = ((struct gpu_device *)device)->index;
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     range_handle_fn range_handle = NULL;
     attribute_fn attribute = NULL;
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
     int can = 0, rc;
 
     *fd = -1;
@@ -41,9 +41,9 @@ epx_status cuda_heap_dmabuf(struct device *device, const struct heap *heap, int 
                 rc);
 }
 
-int cuda_arrivals(struct device *device)
+int gpu_arrivals(struct device *device)
 {
-    const int index = ((struct cuda_device *)device)->index;
+    const int index = ((struct gpu_device *)device)->index;
     struct gpu_direct d = {0, 0, 0};
 
     if (cudaDeviceGetAttribute(&d.supported, cudaDevAttrGPUDirectRDMASupported, index) != cudaSuccess ||
@@ -55,34 +55,34 @@ int cuda_arrivals(struct device *device)
     return arrival_rule((device->ops->caps & DEVICE_HOST_HEAP) != 0, &d);
 }
 
-epx_status cuda_flush_arrivals(struct device *device)
+epx_status gpu_flush_arrivals(struct device *device)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     if (status == EPX_OK)
-        status = cuda_check(cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
-                                                               cudaFlushGPUDirectRDMAWritesToOwner),
-                            "cudaDeviceFlushGPUDirectRDMAWrites");
+        status = gpu_check(cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
+                                                              cudaFlushGPUDirectRDMAWritesToOwner),
+                           "cudaDeviceFlushGPUDirectRDMAWrites");
     return status;
 }
 
 #else /* HIP tells nothing of this: heaps of groups on several nodes lie in host memory. */
 
-epx_status cuda_heap_dmabuf(struct device *device, const struct heap *heap, int *fd)
+epx_status gpu_heap_dmabuf(struct device *device, const struct heap *heap, int *fd)
 {
     (void)heap;
     *fd = -1;
     return fail(EPX_ERR_UNSUPPORTED, "device %s: no dma-bufs of its memory", device->ops->name);
 }
 
-int cuda_arrivals(struct device *device)
+int gpu_arrivals(struct device *device)
 {
     const struct gpu_direct none = {0, 0, 0};
 
     return arrival_rule((device->ops->caps & DEVICE_HOST_HEAP) != 0, &none);
 }
 
-epx_status cuda_flush_arrivals(struct device *device)
+epx_status gpu_flush_arrivals(struct device *device)
 {
     return fail(EPX_ERR_UNSUPPORTED, "device %s: cannot flush what a card wrote", device->ops->name);
 }

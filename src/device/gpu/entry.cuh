@@ -91,7 +91,7 @@ KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given, const
  * A profile shows a kernel as epx_ll::dispatch, epx_ht::notify and so on: what reads profiles of DeepEP looks for
  * "::dispatch" and the like. The host finds it by a pointer with a plain name, epx_ll_dispatch.
  */
-#define CUDA_ENTRY(space, verb, name)                                         \
+#define GPU_ENTRY(space, verb, name)                                          \
     namespace space                                                           \
     {                                                                         \
     __global__ void verb(const __grid_constant__ struct name##_params params, \
@@ -111,8 +111,8 @@ KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given, const
 #endif
 
 /* `counts`: a __shared__ array for the tables of routing, or NULL where there is none. */
-#define CUDA_KERNEL(space, verb, name, counts)                     \
-    CUDA_ENTRY(space, verb, name)                                  \
+#define GPU_KERNEL(space, verb, name, counts)                      \
+    GPU_ENTRY(space, verb, name)                                   \
     {                                                              \
         __shared__ struct smem_copy<struct name##_params> smem;    \
         struct agent *agent = &smem.agent[threadIdx.x / WARP];     \
@@ -127,8 +127,8 @@ KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given, const
     }
 
 /* Of small kernels: the parameters stay where they are. `counts` as above. */
-#define CUDA_KERNEL_TABLES(name, counts)                   \
-    CUDA_ENTRY(epx, name, name)                            \
+#define GPU_KERNEL_TABLES(name, counts)                    \
+    GPU_ENTRY(epx, name, name)                             \
     {                                                      \
         __shared__ struct agent agents[LAUNCH_WARPS];      \
         __shared__ uint32_t arrived[BLOCK_POINTS];         \
@@ -137,6 +137,6 @@ KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given, const
         if (agent->index < agent->count)                   \
             kernel_##name(agent, &params);                 \
     }
-#define CUDA_KERNEL_SMALL(name) CUDA_KERNEL_TABLES(name, NULL)
+#define GPU_KERNEL_SMALL(name) GPU_KERNEL_TABLES(name, NULL)
 
 #endif

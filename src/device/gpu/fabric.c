@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define fail cuda_host->fail
+#define fail gpu_host->fail
 
 #ifdef __has_include
 #if __has_include(<cuda.h>)
@@ -168,7 +168,7 @@ EPX_STATIC_ASSERT(sizeof(struct fabric_export) <= sizeof(((struct heap_export *)
 
 static int handle_type(void)
 {
-    return cuda_host->fabric_files ? HANDLE_FILE : HANDLE_FABRIC;
+    return gpu_host->fabric_files ? HANDLE_FILE : HANDLE_FABRIC;
 }
 
 static struct allocation describe(int index)
@@ -212,7 +212,7 @@ static epx_status export_memory(uint64_t handle, struct fabric_export *export)
 {
     memset(export, 0, sizeof(*export));
     export->process = process_number;
-    export->files = cuda_host->fabric_files;
+    export->files = gpu_host->fabric_files;
     return check(driver.export(export->handle, handle, handle_type(), 0), "cuMemExportToShareableHandle");
 }
 
@@ -424,7 +424,7 @@ static epx_status fabric_of(int index, struct identity *id)
 
 epx_status fabric_identity(int index, const uint8_t host[64], uint8_t id[64])
 {
-    const int files = cuda_host->fabric_files;
+    const int files = gpu_host->fabric_files;
     struct identity identity = {.name = ""};
     struct fabric_export export;
     uint64_t bytes = 1, handle = 0;

@@ -16,7 +16,7 @@
 
 #include "device/module.h"
 
-extern const struct device_host *cuda_host; /* what the library gave the module */
+extern const struct device_host *gpu_host; /* what the library gave the module */
 
 /* 64 bytes that are equal where GPUs can map each other's memory so. `host` is the identity of this machine. Makes and
  * exports a piece of memory first: what the driver only says that it can is not enough. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The first kernel of a stream, which does nothing (cuda_stream_create). */
+/* The first kernel of a stream, which does nothing (gpu_stream_create). */
 #include "device/gpu/launch.h"
 
 #ifdef EPX_HIP

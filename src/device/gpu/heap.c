@@ -31,18 +31,18 @@ static void release_peer(void *ptr, void *context)
         (void)cudaGetLastError(); /* the exporting process may have ended: there is nothing left to close */
 }
 
-epx_status cuda_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
+epx_status gpu_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
 {
-    struct cuda_device *cuda = (struct cuda_device *)device;
+    struct gpu_device *cuda = (struct gpu_device *)device;
     cudaIpcMemHandle_t handle;
     epx_status status;
 
     memset(heap, 0, sizeof(*heap));
     bytes = (bytes + HEAP_UNIT - 1) / HEAP_UNIT * HEAP_UNIT;
-    status = cuda_mem_alloc_for(device, bytes, 1, &heap->base);
+    status = gpu_mem_alloc_for(device, bytes, 1, &heap->base);
     if (status != EPX_OK)
         return status;
-    status = cuda_check(cudaIpcGetMemHandle(&handle, heap->base), "cudaIpcGetMemHandle");
+    status = gpu_check(cudaIpcGetMemHandle(&handle, heap->base), "cudaIpcGetMemHandle");
     if (status != EPX_OK) {
         cudaFree(heap->base);
         heap->base = NULL;
@@ -55,16 +55,16 @@ epx_status cuda_heap_create(struct device *device, uint64_t bytes, struct heap *
     return EPX_OK;
 }
 
-void cuda_heap_destroy(struct device *device, struct heap *heap)
+void gpu_heap_destroy(struct device *device, struct heap *heap)
 {
     (void)device;
     if (heap->base)
-        cuda_later(release_heap, heap->base, NULL);
+        gpu_later(release_heap, heap->base, NULL);
     memset(heap, 0, sizeof(*heap));
 }
 
 /* Another GPU of the same process. */
-static epx_status reach_gpu(struct cuda_device *cuda, int peer)
+static epx_status reach_gpu(struct gpu_device *cuda, int peer)
 {
     cudaError_t error = cudaErrorPeerAccessAlreadyEnabled;
 
@@ -74,42 +74,42 @@ static epx_status reach_gpu(struct cuda_device *cuda, int peer)
         (void)cudaGetLastError();
         return EPX_OK;
     }
-    return cuda_check(error, "cudaDeviceEnablePeerAccess");
+    return gpu_check(error, "cudaDeviceEnablePeerAccess");
 }
 
-epx_status cuda_heap_open(struct device *device, const struct heap_export *peer, void **base)
+epx_status gpu_heap_open(struct device *device, const struct heap_export *peer, void **base)
 {
     cudaIpcMemHandle_t handle;
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     *base = NULL;
     if (status != EPX_OK)
         return status;
     if (peer->pid == (int64_t)getpid()) {
-        status = reach_gpu((struct cuda_device *)device, (int)peer->token);
+        status = reach_gpu((struct gpu_device *)device, (int)peer->token);
         *base = status == EPX_OK ? (void *)(uintptr_t)peer->address : NULL;
         return status;
     }
     memcpy(&handle, peer->opaque, sizeof(handle));
-    return cuda_check(cudaIpcOpenMemHandle(base, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+    return gpu_check(cudaIpcOpenMemHandle(base, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
 }
 
-void cuda_heap_close(struct device *device, const struct heap_export *peer, void *base)
+void gpu_heap_close(struct device *device, const struct heap_export *peer, void *base)
 {
     (void)device;
     if (base && peer->pid != (int64_t)getpid())
-        cuda_later(release_peer, base, NULL);
+        gpu_later(release_peer, base, NULL);
 }
 
 /* ---- In host memory --------------------------------------------------------------------------------------------- */
 
 static epx_status register_heap(struct device *device, void *base, uint64_t bytes)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     if (status == EPX_OK)
-        status = cuda_check(cudaHostRegister(base, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable),
-                            "cudaHostRegister");
+        status = gpu_check(cudaHostRegister(base, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable),
+                           "cudaHostRegister");
     return status;
 }
 
@@ -118,7 +118,7 @@ static void release_host_heap(void *ptr, void *context)
     struct heap *heap = context;
 
     cudaHostUnregister(ptr);
-    cuda_host->cpu->heap_destroy(NULL, heap);
+    gpu_host->cpu->heap_destroy(NULL, heap);
     free(heap);
 }
 
@@ -128,49 +128,49 @@ static void release_host_peer(void *ptr, void *context)
 
     if (peer->pid != (int64_t)getpid())
         cudaHostUnregister(ptr);
-    cuda_host->cpu->heap_close(NULL, peer, ptr);
+    gpu_host->cpu->heap_close(NULL, peer, ptr);
     free(peer);
 }
 
-epx_status cuda_host_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
+epx_status gpu_host_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
 {
-    epx_status status = cuda_host->cpu->heap_create(NULL, bytes, heap);
+    epx_status status = gpu_host->cpu->heap_create(NULL, bytes, heap);
 
     if (status != EPX_OK)
         return status;
     status = register_heap(device, heap->base, heap->bytes);
     if (status != EPX_OK)
-        cuda_host->cpu->heap_destroy(NULL, heap);
+        gpu_host->cpu->heap_destroy(NULL, heap);
     return status;
 }
 
-void cuda_host_heap_destroy(struct device *device, struct heap *heap)
+void gpu_host_heap_destroy(struct device *device, struct heap *heap)
 {
     struct heap *kept = malloc(sizeof(*kept));
 
     (void)device;
     if (heap->base && kept) {
         *kept = *heap;
-        cuda_later(release_host_heap, heap->base, kept);
+        gpu_later(release_host_heap, heap->base, kept);
     } else {
         free(kept);
     }
     memset(heap, 0, sizeof(*heap));
 }
 
-epx_status cuda_host_heap_open(struct device *device, const struct heap_export *peer, void **base)
+epx_status gpu_host_heap_open(struct device *device, const struct heap_export *peer, void **base)
 {
-    epx_status status = cuda_host->cpu->heap_open(NULL, peer, base);
+    epx_status status = gpu_host->cpu->heap_open(NULL, peer, base);
 
     if (status != EPX_OK || peer->pid == (int64_t)getpid())
         return status;
     status = register_heap(device, *base, peer->bytes);
     if (status != EPX_OK)
-        cuda_host->cpu->heap_close(NULL, peer, *base);
+        gpu_host->cpu->heap_close(NULL, peer, *base);
     return status;
 }
 
-void cuda_host_heap_close(struct device *device, const struct heap_export *peer, void *base)
+void gpu_host_heap_close(struct device *device, const struct heap_export *peer, void *base)
 {
     struct heap_export *kept = malloc(sizeof(*kept));
 
@@ -180,5 +180,5 @@ void cuda_host_heap_close(struct device *device, const struct heap_export *peer,
         return;
     }
     *kept = *peer;
-    cuda_later(release_host_peer, base, kept);
+    gpu_later(release_host_peer, base, kept);
 }

@@ -8,30 +8,30 @@
 
 #ifndef __HIP_PLATFORM_AMD__
 
-epx_status cuda_fabric(struct device *device, uint8_t id[64])
+epx_status gpu_fabric(struct device *device, uint8_t id[64])
 {
-    const int index = ((struct cuda_device *)device)->index;
+    const int index = ((struct gpu_device *)device)->index;
     uint8_t host[64];
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     if (status == EPX_OK)
-        status = cuda_host->cpu->identity(device, host);
+        status = gpu_host->cpu->identity(device, host);
     return status == EPX_OK ? fabric_identity(index, host, id) : status;
 }
 
-static epx_status clear(struct cuda_device *cuda, const struct heap *heap)
+static epx_status clear(struct gpu_device *cuda, const struct heap *heap)
 {
-    epx_status status = cuda_check(cudaMemsetAsync(heap->base, 0, heap->bytes, cuda->side), "cudaMemsetAsync");
+    epx_status status = gpu_check(cudaMemsetAsync(heap->base, 0, heap->bytes, cuda->side), "cudaMemsetAsync");
 
     if (status == EPX_OK)
-        status = cuda_check(cudaStreamSynchronize(cuda->side), "clearing a heap");
+        status = gpu_check(cudaStreamSynchronize(cuda->side), "clearing a heap");
     return status;
 }
 
-epx_status cuda_fabric_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
+epx_status gpu_fabric_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
 {
-    struct cuda_device *cuda = (struct cuda_device *)device;
-    epx_status status = cuda_use(device);
+    struct gpu_device *cuda = (struct gpu_device *)device;
+    epx_status status = gpu_use(device);
 
     memset(heap, 0, sizeof(*heap));
     if (status == EPX_OK)
@@ -59,27 +59,27 @@ static void release_peer(void *ptr, void *context)
     free(context);
 }
 
-void cuda_fabric_heap_destroy(struct device *device, struct heap *heap)
+void gpu_fabric_heap_destroy(struct device *device, struct heap *heap)
 {
     struct heap *kept = heap->base ? malloc(sizeof(*kept)) : NULL;
 
     (void)device;
     if (kept) {
         *kept = *heap;
-        cuda_later(release_own, heap->base, kept);
+        gpu_later(release_own, heap->base, kept);
     }
     memset(heap, 0, sizeof(*heap));
 }
 
-epx_status cuda_fabric_heap_open(struct device *device, const struct heap_export *peer, void **base)
+epx_status gpu_fabric_heap_open(struct device *device, const struct heap_export *peer, void **base)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     *base = NULL;
-    return status == EPX_OK ? fabric_heap_open(((struct cuda_device *)device)->index, peer, base) : status;
+    return status == EPX_OK ? fabric_heap_open(((struct gpu_device *)device)->index, peer, base) : status;
 }
 
-void cuda_fabric_heap_close(struct device *device, const struct heap_export *peer, void *base)
+void gpu_fabric_heap_close(struct device *device, const struct heap_export *peer, void *base)
 {
     struct heap_export *kept = base && fabric_heap_is_mapped(peer) ? malloc(sizeof(*kept)) : NULL;
 
@@ -87,38 +87,38 @@ void cuda_fabric_heap_close(struct device *device, const struct heap_export *pee
     if (!kept)
         return;
     *kept = *peer;
-    cuda_later(release_peer, base, kept);
+    gpu_later(release_peer, base, kept);
 }
 
 #else /* HIP has no fabric handles. */
 
-epx_status cuda_fabric(struct device *device, uint8_t id[64])
+epx_status gpu_fabric(struct device *device, uint8_t id[64])
 {
     (void)id;
     return fail(EPX_ERR_UNSUPPORTED, "device %s has no fabric handles", device->ops->name);
 }
 
-epx_status cuda_fabric_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
+epx_status gpu_fabric_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
 {
     (void)bytes;
     (void)heap;
     return fail(EPX_ERR_UNSUPPORTED, "device %s has no fabric handles", device->ops->name);
 }
 
-void cuda_fabric_heap_destroy(struct device *device, struct heap *heap)
+void gpu_fabric_heap_destroy(struct device *device, struct heap *heap)
 {
     (void)device;
     (void)heap;
 }
 
-epx_status cuda_fabric_heap_open(struct device *device, const struct heap_export *peer, void **base)
+epx_status gpu_fabric_heap_open(struct device *device, const struct heap_export *peer, void **base)
 {
     (void)peer;
     *base = NULL;
     return fail(EPX_ERR_UNSUPPORTED, "device %s has no fabric handles", device->ops->name);
 }
 
-void cuda_fabric_heap_close(struct device *device, const struct heap_export *peer, void *base)
+void gpu_fabric_heap_close(struct device *device, const struct heap_export *peer, void *base)
 {
     (void)device;
     (void)peer;

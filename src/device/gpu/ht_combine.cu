@@ -6,4 +6,4 @@
 /* Descriptors of the node's ranks (hc_descs), of as many as have their heaps in shared memory. */
 alignas(16) static __shared__ int32_t node_descs[LAUNCH_WARPS * ROUTE_SMEM_KEYS];
 
-CUDA_KERNEL(epx_ht, combine, ht_combine, node_descs)
+GPU_KERNEL(epx_ht, combine, ht_combine, node_descs)

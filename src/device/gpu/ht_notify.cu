@@ -5,4 +5,4 @@
 
 static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_SMEM_KEYS];
 
-CUDA_KERNEL(epx_ht, notify, ht_notify, route_counts)
+GPU_KERNEL(epx_ht, notify, ht_notify, route_counts)

@@ -2,7 +2,7 @@
 /*
  * Launches. All agents of a launch run at the same time, or one of them would wait for another that never starts: a
  * launch has no more blocks than the GPU holds at once. That other ranks on the same GPU fit too is the business of
- * whoever chooses the number of agents (cuda_default_agents, epx_group_config.num_agents).
+ * whoever chooses the number of agents (gpu_default_agents, epx_group_config.num_agents).
  */
 #include "device/gpu/launch.h"
 
@@ -55,7 +55,7 @@ static epx_status reserve_rings(const struct cudaFuncAttributes *attributes, enu
 {
 #if RING_SLOTS
     if (attributes->binaryVersion >= 90 && (id == KERNEL_HT_COMBINE || id == KERNEL_LL_COMBINE_LOGFMT))
-        return cuda_check(
+        return gpu_check(
             cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, LAUNCH_WARPS * RING_BYTES),
             "shared memory for rings");
 #endif
@@ -66,14 +66,14 @@ static epx_status reserve_rings(const struct cudaFuncAttributes *attributes, enu
 }
 
 /* Asking loads the code now: the first launch might otherwise have to, and wait for kernels that wait for it. */
-static epx_status kernel_load(struct cuda_device *cuda, enum kernel_id id, const void *entry)
+static epx_status kernel_load(struct gpu_device *cuda, enum kernel_id id, const void *entry)
 {
     struct cudaFuncAttributes attributes;
     int blocks = 0;
-    epx_status status = cuda_check(cudaFuncGetAttributes(&attributes, entry), "loading a kernel");
+    epx_status status = gpu_check(cudaFuncGetAttributes(&attributes, entry), "loading a kernel");
 
     if (status == EPX_OK)
-        status = cuda_check(
+        status = gpu_check(
             cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, entry, LAUNCH_WARPS * LAUNCH_LANES, 0), "occupancy");
     if (status == EPX_OK)
         status = reserve_rings(&attributes, id, entry);
@@ -88,7 +88,7 @@ static epx_status kernel_load(struct cuda_device *cuda, enum kernel_id id, const
     return EPX_OK;
 }
 
-epx_status cuda_kernels_load(struct cuda_device *cuda)
+epx_status gpu_kernels_load(struct gpu_device *cuda)
 {
     epx_status status = EPX_OK;
 
@@ -101,13 +101,13 @@ epx_status cuda_kernels_load(struct cuda_device *cuda)
     return status;
 }
 
-epx_status cuda_first_launch(cudaStream_t stream)
+epx_status gpu_first_launch(cudaStream_t stream)
 {
     static void (*const first)(void) = epx_first;
     const dim3 one = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
     void *arguments[] = {NULL};
 
-    return cuda_check(cudaLaunchKernel(*(const void *const *)&first, one, block, arguments, 0, stream), "first launch");
+    return gpu_check(cudaLaunchKernel(*(const void *const *)&first, one, block, arguments, 0, stream), "first launch");
 }
 
 static size_t whole(size_t n, size_t unit)
@@ -134,20 +134,20 @@ static size_t scratch_row(enum kernel_id id, const void *params)
  * the launch that needs it. Operations of a group run one after the other, whatever their streams: one scratch serves
  * them all.
  */
-epx_status cuda_rows_reserve(struct device *device, size_t row_bytes, int agents)
+epx_status gpu_rows_reserve(struct device *device, size_t row_bytes, int agents)
 {
-    struct cuda_device *cuda = (struct cuda_device *)device;
+    struct gpu_device *cuda = (struct gpu_device *)device;
     /* Blocks have equal numbers of warps: the last ones may have no agent. */
     const size_t warps = (size_t)agents + whole((size_t)agents, LAUNCH_WARPS) / LAUNCH_WARPS;
     const size_t bytes = whole(row_bytes, 256) * warps;
     void *block;
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     if (status == EPX_OK)
-        status = cuda_mem_alloc(device, bytes, &block);
+        status = gpu_mem_alloc(device, bytes, &block);
     if (status != EPX_OK)
         return status;
-    cuda_mem_free(device, cuda->scratch);
+    gpu_mem_free(device, cuda->scratch);
     cuda->scratch = block;
     cuda->scratch_bytes = bytes;
     return EPX_OK;
@@ -158,14 +158,14 @@ static epx_status use_for_launch(struct device *device)
 {
     int current = -1;
 
-    if (cudaGetDevice(&current) == cudaSuccess && current == ((struct cuda_device *)device)->index)
+    if (cudaGetDevice(&current) == cudaSuccess && current == ((struct gpu_device *)device)->index)
         return EPX_OK;
-    return cuda_use(device);
+    return gpu_use(device);
 }
 
 /* Where the GPU can: prepared while the launch before it still runs; kernels wait for its end themselves
  * (grid_wait). */
-static cudaError_t launch_next(const struct cuda_device *cuda, const void *kernel, dim3 grid, dim3 block,
+static cudaError_t launch_next(const struct gpu_device *cuda, const void *kernel, dim3 grid, dim3 block,
                                size_t shared_bytes, void **arguments, cudaStream_t stream)
 {
 #ifdef EPX_HIP
@@ -189,10 +189,10 @@ static cudaError_t launch_next(const struct cuda_device *cuda, const void *kerne
 static epx_status launch_stage(struct device *device, struct device_stream *stream, enum kernel_id id,
                                const void *params, int agents, int stage, uint32_t place)
 {
-    struct cuda_device *cuda = (struct cuda_device *)device;
+    struct gpu_device *cuda = (struct gpu_device *)device;
     struct launch_info info = {.agents = agents,
                                .stage = stage,
-                               .relaxed_words = cuda_host->relaxed_atomics,
+                               .relaxed_words = gpu_host->relaxed_atomics,
                                .marks = device->marks,
                                .mark_what = MARK_WHAT(MARK_LAUNCH, place, id)};
     void *arguments[] = {(void *)(uintptr_t)params, &info};
@@ -212,12 +212,12 @@ static epx_status launch_stage(struct device *device, struct device_stream *stre
     info.rings = RING_SLOTS && cuda->overlaps_launches && launch_has_rings(id, stage);
     const size_t rings = info.rings ? block.x / LAUNCH_LANES * (size_t)RING_BYTES : 0;
     const void *entry = entry_of(id, launch_is_one_node(id, params), device->marks != NULL);
-    return cuda_check(launch_next(cuda, entry, grid, block, rings, arguments, (cudaStream_t)stream), "launch");
+    return gpu_check(launch_next(cuda, entry, grid, block, rings, arguments, (cudaStream_t)stream), "launch");
 }
 
 /* A gate is one warp: what waits for peers leaves the GPU to others. */
-epx_status cuda_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
-                       size_t bytes, int agents)
+epx_status gpu_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                      size_t bytes, int agents)
 {
     const struct stage_list list = kernel_stages(id, params);
     epx_status status = use_for_launch(device);

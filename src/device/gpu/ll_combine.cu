@@ -4,4 +4,4 @@
 #define LC_LOGFMT(p) 0 /* ll_combine_logfmt.cu */
 #include "kernel/ll_combine.h"
 
-CUDA_KERNEL(epx_ll, combine, ll_combine, NULL)
+GPU_KERNEL(epx_ll, combine, ll_combine, NULL)

@@ -8,4 +8,4 @@
 #define ll_combine_logfmt_params ll_combine_params
 #define kernel_ll_combine_logfmt kernel_ll_combine
 
-CUDA_KERNEL(epx_ll, combine_logfmt, ll_combine_logfmt, NULL)
+GPU_KERNEL(epx_ll, combine_logfmt, ll_combine_logfmt, NULL)

@@ -9,4 +9,4 @@
 #define ll_combine_marks_params ll_combine_params
 #define kernel_ll_combine_marks kernel_ll_combine
 
-CUDA_KERNEL(epx_ll_marks, combine, ll_combine_marks, NULL)
+GPU_KERNEL(epx_ll_marks, combine, ll_combine_marks, NULL)

@@ -10,4 +10,4 @@
 #define ll_combine_one_node_params ll_combine_params
 #define kernel_ll_combine_one_node kernel_ll_combine
 
-CUDA_KERNEL(epx_ll_one_node, combine, ll_combine_one_node, NULL)
+GPU_KERNEL(epx_ll_one_node, combine, ll_combine_one_node, NULL)

@@ -5,4 +5,4 @@
 
 static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_SMEM_KEYS];
 
-CUDA_KERNEL(epx_ll, dispatch, ll_dispatch, route_counts)
+GPU_KERNEL(epx_ll, dispatch, ll_dispatch, route_counts)

@@ -10,4 +10,4 @@ static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_SMEM_KEYS];
 #define ll_dispatch_marks_params ll_dispatch_params
 #define kernel_ll_dispatch_marks kernel_ll_dispatch
 
-CUDA_KERNEL(epx_ll_marks, dispatch, ll_dispatch_marks, route_counts)
+GPU_KERNEL(epx_ll_marks, dispatch, ll_dispatch_marks, route_counts)

@@ -11,4 +11,4 @@ static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_SMEM_KEYS];
 #define ll_dispatch_one_node_params ll_dispatch_params
 #define kernel_ll_dispatch_one_node kernel_ll_dispatch
 
-CUDA_KERNEL(epx_ll_one_node, dispatch, ll_dispatch_one_node, route_counts)
+GPU_KERNEL(epx_ll_one_node, dispatch, ll_dispatch_one_node, route_counts)

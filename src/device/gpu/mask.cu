@@ -3,4 +3,4 @@
 
 #include "kernel/mask.h"
 
-CUDA_KERNEL_SMALL(mask)
+GPU_KERNEL_SMALL(mask)

@@ -18,10 +18,10 @@ struct late {
 
 static struct late *late_list;
 static int nlate;
-static struct cuda_device *open_devices;
+static struct gpu_device *open_devices;
 static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
 
-void cuda_later(void (*release)(void *ptr, void *context), void *ptr, void *context)
+void gpu_later(void (*release)(void *ptr, void *context), void *ptr, void *context)
 {
     struct late *l = malloc(sizeof(*l));
 
@@ -39,7 +39,7 @@ void cuda_later(void (*release)(void *ptr, void *context), void *ptr, void *cont
 /* Under the lock: a device that is opened meanwhile must not launch before that is done. */
 static void release_all(void)
 {
-    const int mode = cuda_capture_relax();
+    const int mode = gpu_capture_relax();
 
     while (late_list) {
         struct late *l = late_list;
@@ -49,13 +49,13 @@ static void release_all(void)
         free(l);
     }
     nlate = 0;
-    cuda_capture_restore(mode);
+    gpu_capture_restore(mode);
 }
 
 /* Under the lock. */
 static int some_keeps(void)
 {
-    for (const struct cuda_device *cuda = open_devices; cuda; cuda = cuda->next)
+    for (const struct gpu_device *cuda = open_devices; cuda; cuda = cuda->next)
         if (__atomic_load_n(&cuda->base.keeps, __ATOMIC_RELAXED))
             return 1;
     return 0;
@@ -74,7 +74,7 @@ static int release_kept(int least)
     return release;
 }
 
-void cuda_opened(struct cuda_device *cuda)
+void gpu_opened(struct gpu_device *cuda)
 {
     pthread_mutex_lock(&late_lock);
     cuda->next = open_devices;
@@ -82,9 +82,9 @@ void cuda_opened(struct cuda_device *cuda)
     pthread_mutex_unlock(&late_lock);
 }
 
-void cuda_closed(struct cuda_device *cuda)
+void gpu_closed(struct gpu_device *cuda)
 {
-    struct cuda_device **link = &open_devices;
+    struct gpu_device **link = &open_devices;
 
     pthread_mutex_lock(&late_lock);
     while (*link != cuda)
@@ -94,7 +94,7 @@ void cuda_closed(struct cuda_device *cuda)
     (void)release_kept(1);
 }
 
-int cuda_release(void)
+int gpu_release(void)
 {
     return release_kept(0);
 }
@@ -115,14 +115,14 @@ static void release_host(void *ptr, void *context)
 
 static epx_status try_alloc(size_t bytes, int shared, void **ptr)
 {
-    return shared ? cuda_check(gpuMallocShared(ptr, bytes), "allocating shared memory")
-                  : cuda_check(cudaMalloc(ptr, bytes), "allocating memory");
+    return shared ? gpu_check(gpuMallocShared(ptr, bytes), "allocating shared memory")
+                  : gpu_check(cudaMalloc(ptr, bytes), "allocating memory");
 }
 
-epx_status cuda_mem_alloc_for(struct device *device, size_t bytes, int shared, void **ptr)
+epx_status gpu_mem_alloc_for(struct device *device, size_t bytes, int shared, void **ptr)
 {
-    struct cuda_device *cuda = (struct cuda_device *)device;
-    epx_status status = cuda_use(device);
+    struct gpu_device *cuda = (struct gpu_device *)device;
+    epx_status status = gpu_use(device);
 
     *ptr = NULL;
     if (status == EPX_OK) {
@@ -132,49 +132,49 @@ epx_status cuda_mem_alloc_for(struct device *device, size_t bytes, int shared, v
     if (status == EPX_ERR_MEMORY && release_kept(1))
         status = try_alloc(bytes ? bytes : 1, shared, ptr);
     if (status == EPX_OK)
-        status = cuda_check(cudaMemsetAsync(*ptr, 0, bytes ? bytes : 1, cuda->side), "cudaMemsetAsync");
+        status = gpu_check(cudaMemsetAsync(*ptr, 0, bytes ? bytes : 1, cuda->side), "cudaMemsetAsync");
     if (status == EPX_OK)
-        status = cuda_check(cudaStreamSynchronize(cuda->side), "clearing memory");
+        status = gpu_check(cudaStreamSynchronize(cuda->side), "clearing memory");
     return status;
 }
 
-epx_status cuda_mem_alloc(struct device *device, size_t bytes, void **ptr)
+epx_status gpu_mem_alloc(struct device *device, size_t bytes, void **ptr)
 {
-    return cuda_mem_alloc_for(device, bytes, 0, ptr);
+    return gpu_mem_alloc_for(device, bytes, 0, ptr);
 }
 
-void cuda_mem_free(struct device *device, void *ptr)
+void gpu_mem_free(struct device *device, void *ptr)
 {
     (void)device;
     if (ptr)
-        cuda_later(release_device, ptr, NULL);
+        gpu_later(release_device, ptr, NULL);
 }
 
-epx_status cuda_host_alloc(struct device *device, size_t bytes, void **ptr)
+epx_status gpu_host_alloc(struct device *device, size_t bytes, void **ptr)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     *ptr = NULL;
     if (status == EPX_OK)
-        status = cuda_check(cudaHostAlloc(ptr, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable),
-                            "cudaHostAlloc");
+        status = gpu_check(cudaHostAlloc(ptr, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable),
+                           "cudaHostAlloc");
     if (status == EPX_OK)
         memset(*ptr, 0, bytes);
     return status;
 }
 
-void cuda_host_free(struct device *device, void *ptr)
+void gpu_host_free(struct device *device, void *ptr)
 {
     (void)device;
     if (ptr)
-        cuda_later(release_host, ptr, NULL);
+        gpu_later(release_host, ptr, NULL);
 }
 
 /*
  * Between the two calls the thread may do what a capture forbids because it might depend on captured work: allocate,
  * map, and wait for other streams. What EPX does so depends on no captured work.
  */
-int cuda_capture_relax(void)
+int gpu_capture_relax(void)
 {
 #ifdef EPX_HIP
     return 0;
@@ -184,7 +184,7 @@ int cuda_capture_relax(void)
 #endif
 }
 
-void cuda_capture_restore(int mode)
+void gpu_capture_restore(int mode)
 {
 #ifdef EPX_HIP
     (void)mode;
@@ -194,16 +194,16 @@ void cuda_capture_restore(int mode)
 #endif
 }
 
-epx_status cuda_copy(struct device *device, void *to, const void *from, size_t bytes)
+epx_status gpu_copy(struct device *device, void *to, const void *from, size_t bytes)
 {
-    struct cuda_device *cuda = (struct cuda_device *)device;
-    epx_status status = bytes ? cuda_use(device) : EPX_OK;
-    const int mode = cuda_capture_relax();
+    struct gpu_device *cuda = (struct gpu_device *)device;
+    epx_status status = bytes ? gpu_use(device) : EPX_OK;
+    const int mode = gpu_capture_relax();
 
     if (status == EPX_OK && bytes)
-        status = cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->side), "cudaMemcpyAsync");
+        status = gpu_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->side), "cudaMemcpyAsync");
     if (status == EPX_OK && bytes)
-        status = cuda_check(cudaStreamSynchronize(cuda->side), "copying memory");
-    cuda_capture_restore(mode);
+        status = gpu_check(cudaStreamSynchronize(cuda->side), "copying memory");
+    gpu_capture_restore(mode);
     return status;
 }

@@ -33,7 +33,7 @@ static void find_driver(void)
 
 /* cuPointerGetAttributes returns zeros for memory that CUDA did not allocate. IPC_CAPABLE is 0 for host memory, for
  * memory of cudaMallocAsync and for mapped address ranges, such as PyTorch's expandable segments. */
-uint64_t cuda_region_id(struct device *device, const void *data)
+uint64_t gpu_region_id(struct device *device, const void *data)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     static const int asked[] = {BUFFER_ID, IPC_CAPABLE, DEVICE_ORDINAL};
@@ -42,21 +42,21 @@ uint64_t cuda_region_id(struct device *device, const void *data)
     void *values[] = {&id, &capable, &ordinal};
 
     pthread_once(&once, find_driver);
-    if (!driver.attributes || !driver.range || cuda_use(device) != EPX_OK)
+    if (!driver.attributes || !driver.range || gpu_use(device) != EPX_OK)
         return 0;
     if (driver.attributes(3, asked, values, (uint64_t)(uintptr_t)data) != 0)
         return 0;
-    return capable && ordinal == ((struct cuda_device *)device)->index ? id : 0;
+    return capable && ordinal == ((struct gpu_device *)device)->index ? id : 0;
 }
 
-epx_status cuda_region_export(struct device *device, const void *data, struct heap_export *region)
+epx_status gpu_region_export(struct device *device, const void *data, struct heap_export *region)
 {
-    const int index = ((struct cuda_device *)device)->index;
+    const int index = ((struct gpu_device *)device)->index;
     cudaIpcMemHandle_t handle;
     uint64_t base = 0;
     size_t bytes = 0;
     int error, mode;
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     if (status != EPX_OK)
         return status;
@@ -67,9 +67,9 @@ epx_status cuda_region_export(struct device *device, const void *data, struct he
     if (bytes < REGION_LEAST)
         return fail(EPX_ERR_UNSUPPORTED, "device cuda: expected an allocation of at least %zu bytes to export, got %zu",
                     REGION_LEAST, bytes);
-    mode = cuda_capture_relax();
-    status = cuda_check(cudaIpcGetMemHandle(&handle, (void *)(uintptr_t)base), "cudaIpcGetMemHandle");
-    cuda_capture_restore(mode);
+    mode = gpu_capture_relax();
+    status = gpu_check(cudaIpcGetMemHandle(&handle, (void *)(uintptr_t)base), "cudaIpcGetMemHandle");
+    gpu_capture_restore(mode);
     if (status != EPX_OK)
         return status;
     memset(region, 0, sizeof(*region));
@@ -82,46 +82,46 @@ epx_status cuda_region_export(struct device *device, const void *data, struct he
 }
 
 /* Like a heap in GPU memory, even where the heaps are in host memory. */
-epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base)
+epx_status gpu_region_open(struct device *device, const struct heap_export *region, void **base)
 {
-    const int mode = cuda_capture_relax();
-    const epx_status status = cuda_heap_open(device, region, base);
+    const int mode = gpu_capture_relax();
+    const epx_status status = gpu_heap_open(device, region, base);
 
-    cuda_capture_restore(mode);
+    gpu_capture_restore(mode);
     return status;
 }
 
-void cuda_region_close(struct device *device, const struct heap_export *region, void *base, int now)
+void gpu_region_close(struct device *device, const struct heap_export *region, void *base, int now)
 {
     if (!now || region->pid == (int64_t)getpid())
-        cuda_heap_close(device, region, base);
-    else if (cuda_use(device) == EPX_OK && cudaIpcCloseMemHandle(base) != cudaSuccess)
+        gpu_heap_close(device, region, base);
+    else if (gpu_use(device) == EPX_OK && cudaIpcCloseMemHandle(base) != cudaSuccess)
         (void)cudaGetLastError(); /* the exporting process may have ended: there is nothing left to close */
 }
 
 #else /* hipMalloc memory is coherent between GPUs only at the start and end of kernels: not supported yet. */
 
-uint64_t cuda_region_id(struct device *device, const void *data)
+uint64_t gpu_region_id(struct device *device, const void *data)
 {
     (void)device;
     (void)data;
     return 0;
 }
 
-epx_status cuda_region_export(struct device *device, const void *data, struct heap_export *region)
+epx_status gpu_region_export(struct device *device, const void *data, struct heap_export *region)
 {
     (void)region;
     return fail(EPX_ERR_UNSUPPORTED, "device %s: the memory at %p cannot be exported", device->ops->name, data);
 }
 
-epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base)
+epx_status gpu_region_open(struct device *device, const struct heap_export *region, void **base)
 {
     *base = NULL;
     return fail(EPX_ERR_UNSUPPORTED, "device %s: a region of %" PRIu64 " bytes cannot be imported", device->ops->name,
                 region->bytes);
 }
 
-void cuda_region_close(struct device *device, const struct heap_export *region, void *base, int now)
+void gpu_region_close(struct device *device, const struct heap_export *region, void *base, int now)
 {
     (void)device;
     (void)region;

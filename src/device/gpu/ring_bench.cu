@@ -3,4 +3,4 @@
 
 #include "kernel/ring_bench.h"
 
-CUDA_KERNEL_SMALL(ring_bench)
+GPU_KERNEL_SMALL(ring_bench)

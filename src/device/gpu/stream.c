@@ -60,127 +60,127 @@ static int keep_idle(int device, cudaStream_t stream)
     return kept;
 }
 
-epx_status cuda_stream_create(struct device *device, struct device_stream **stream)
+epx_status gpu_stream_create(struct device *device, struct device_stream **stream)
 {
-    epx_status status = cuda_use(device);
-    cudaStream_t created = status == EPX_OK ? take_idle(((struct cuda_device *)device)->index) : NULL;
+    epx_status status = gpu_use(device);
+    cudaStream_t created = status == EPX_OK ? take_idle(((struct gpu_device *)device)->index) : NULL;
 
     if (status == EPX_OK && !created) {
-        status = cuda_check(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking), "cudaStreamCreate");
+        status = gpu_check(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking), "cudaStreamCreate");
         if (status == EPX_OK)
-            status = cuda_first_launch(created);
+            status = gpu_first_launch(created);
     }
     *stream = (struct device_stream *)created;
     return status;
 }
 
-epx_status cuda_stream_destroy(struct device *device, struct device_stream *stream)
+epx_status gpu_stream_destroy(struct device *device, struct device_stream *stream)
 {
-    epx_status status = stream ? cuda_stream_sync(device, stream) : EPX_OK;
+    epx_status status = stream ? gpu_stream_sync(device, stream) : EPX_OK;
 
-    if (status == EPX_OK && stream && !keep_idle(((struct cuda_device *)device)->index, stream_of(stream)))
-        status = cuda_check(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy");
+    if (status == EPX_OK && stream && !keep_idle(((struct gpu_device *)device)->index, stream_of(stream)))
+        status = gpu_check(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy");
     return status;
 }
 
-epx_status cuda_stream_sync(struct device *device, struct device_stream *stream)
+epx_status gpu_stream_sync(struct device *device, struct device_stream *stream)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
-    return status == EPX_OK ? cuda_check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize") : status;
+    return status == EPX_OK ? gpu_check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize") : status;
 }
 
-epx_status cuda_stream_query(struct device *device, struct device_stream *stream)
+epx_status gpu_stream_query(struct device *device, struct device_stream *stream)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
     cudaError_t error;
 
     if (status != EPX_OK)
         return status;
     error = cudaStreamQuery(stream_of(stream));
     if (error != cudaErrorNotReady)
-        return cuda_check(error, "cudaStreamQuery");
+        return gpu_check(error, "cudaStreamQuery");
     (void)cudaGetLastError();
     return EPX_ERR_NOT_READY;
 }
 
-int cuda_stream_captures(struct device *device, struct device_stream *stream)
+int gpu_stream_captures(struct device *device, struct device_stream *stream)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
 
-    return cuda_use(device) == EPX_OK && cudaStreamIsCapturing(stream_of(stream), &capture) == cudaSuccess &&
+    return gpu_use(device) == EPX_OK && cudaStreamIsCapturing(stream_of(stream), &capture) == cudaSuccess &&
            capture != cudaStreamCaptureStatusNone;
 }
 
-epx_status cuda_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg)
+epx_status gpu_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
-    return status == EPX_OK ? cuda_check(cudaLaunchHostFunc(stream_of(stream), fn, arg), "cudaLaunchHostFunc") : status;
+    return status == EPX_OK ? gpu_check(cudaLaunchHostFunc(stream_of(stream), fn, arg), "cudaLaunchHostFunc") : status;
 }
 
-epx_status cuda_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event)
+epx_status gpu_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     if (status == EPX_OK)
-        status = cuda_check(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "cudaStreamWaitEvent");
+        status = gpu_check(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "cudaStreamWaitEvent");
     return status;
 }
 
-epx_status cuda_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,
-                            size_t bytes)
+epx_status gpu_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,
+                           size_t bytes)
 {
-    epx_status status = bytes ? cuda_use(device) : EPX_OK;
+    epx_status status = bytes ? gpu_use(device) : EPX_OK;
 
     if (status == EPX_OK && bytes)
-        status = cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
+        status = gpu_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
     return status;
 }
 
-epx_status cuda_event_create(struct device *device, struct device_event **event)
+epx_status gpu_event_create(struct device *device, struct device_event **event)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
     cudaEvent_t created = NULL;
 
     if (status == EPX_OK)
-        status = cuda_check(cudaEventCreateWithFlags(&created, cudaEventDisableTiming), "cudaEventCreate");
+        status = gpu_check(cudaEventCreateWithFlags(&created, cudaEventDisableTiming), "cudaEventCreate");
     *event = (struct device_event *)created;
     return status;
 }
 
-void cuda_event_destroy(struct device *device, struct device_event *event)
+void gpu_event_destroy(struct device *device, struct device_event *event)
 {
-    if (event && cuda_use(device) == EPX_OK)
+    if (event && gpu_use(device) == EPX_OK)
         cudaEventDestroy(event_of(event));
 }
 
-epx_status cuda_event_record(struct device *device, struct device_event *event, struct device_stream *stream)
+epx_status gpu_event_record(struct device *device, struct device_event *event, struct device_stream *stream)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
     if (status == EPX_OK)
-        status = cuda_check(cudaEventRecord(event_of(event), stream_of(stream)), "cudaEventRecord");
+        status = gpu_check(cudaEventRecord(event_of(event), stream_of(stream)), "cudaEventRecord");
     return status;
 }
 
-epx_status cuda_event_sync(struct device *device, struct device_event *event)
+epx_status gpu_event_sync(struct device *device, struct device_event *event)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
 
-    return status == EPX_OK ? cuda_check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize") : status;
+    return status == EPX_OK ? gpu_check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize") : status;
 }
 
-epx_status cuda_event_query(struct device *device, struct device_event *event)
+epx_status gpu_event_query(struct device *device, struct device_event *event)
 {
-    epx_status status = cuda_use(device);
+    epx_status status = gpu_use(device);
     cudaError_t error;
 
     if (status != EPX_OK)
         return status;
     error = cudaEventQuery(event_of(event));
     if (error != cudaErrorNotReady)
-        return cuda_check(error, "cudaEventQuery");
+        return gpu_check(error, "cudaEventQuery");
     (void)cudaGetLastError();
     return EPX_ERR_NOT_READY;
 }
