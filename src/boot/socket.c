@@ -192,30 +192,6 @@ int transfer_send(int fd, struct transfer *transfer)
     return 1;
 }
 
-static int transfer_all(int fd, struct transfer *transfer, int (*step)(int, struct transfer *), short events,
-                        uint64_t deadline)
-{
-    for (;;) {
-        int state = step(fd, transfer);
-        if (state)
-            return state > 0 ? 0 : -1;
-        state = socket_wait(fd, events, deadline);
-        if (state < 0)
-            return -1;
-        if (state == 0) {
-            errno = ETIMEDOUT;
-            return -1;
-        }
-    }
-}
-
-int send_all(int fd, const void *data, size_t bytes, uint64_t deadline)
-{
-    struct transfer transfer = {.data = (void *)(uintptr_t)data, .bytes = bytes};
-
-    return transfer_all(fd, &transfer, transfer_send, POLLOUT, deadline);
-}
-
 void endpoint_set_port(struct endpoint *endpoint, int port)
 {
     if (endpoint->address.ss_family == AF_INET6)

@@ -44,8 +44,6 @@ struct transfer {
 /* 1 = complete, 0 = would block, -1 = errno; end of file is -1 with errno ENOTCONN. */
 int transfer_receive(int fd, struct transfer *transfer);
 int transfer_send(int fd, struct transfer *transfer);
-/* Sends all of it before the deadline: 0, or -1 with errno (ETIMEDOUT for the deadline). */
-int send_all(int fd, const void *data, size_t bytes, uint64_t deadline);
 
 void endpoint_set_port(struct endpoint *endpoint, int port);
 int endpoint_is_loopback(const struct endpoint *endpoint);
