@@ -140,8 +140,7 @@ static void write_message(const struct epx_group *group, const struct error_reco
     case EPX_ERR_USAGE:
         snprintf(text, bytes,
                  "rank %d: rank %d is masked on this rank only: high throughput needs epx_group_error_clear on all "
-                 "remaining "
-                 "ranks first",
+                 "remaining ranks first",
                  group->rank, e->peer);
         break;
     case EPX_ERR_ARGUMENT:

@@ -160,7 +160,7 @@ static epx_status find_net(struct epx_group *group, struct proxy_options *o)
     int left;
 
     if (!s)
-        return fail(EPX_ERR_MEMORY, "%s: no memory", group->call);
+        return fail(EPX_ERR_MEMORY, "%s: no memory to look for a network", group->call);
     s->name = group->set.net;
     status = proxy_guard("looking for a network", handshake_step_ms(group), search_net, s, &left);
     group->kept |= left;

@@ -397,7 +397,7 @@ static epx_status reserve_kept(struct epx_group *group, uint64_t bytes, struct d
         return status;
     kept = calloc(1, sizeof(*kept));
     if (!kept)
-        return fail(EPX_ERR_MEMORY, "epx_combine: no memory");
+        return fail(EPX_ERR_MEMORY, "epx_combine: no memory to keep %" PRIu64 " bytes of rows", bytes);
     status = group->device->ops->mem_alloc(group->device, bytes, &kept->memory);
     if (status != EPX_OK) {
         free(kept);

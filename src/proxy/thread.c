@@ -25,6 +25,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -107,7 +108,7 @@ static void sleep_on_fds(struct proxy_thread *t)
         t->net_woke = 0;
     }
     if ((fds[0].revents & POLLIN) && read(t->wake_fd, &count, sizeof(count)) < 0 && errno != EAGAIN)
-        log_line(LOG_WARN, "proxy %d: cannot read its eventfd: errno %d", t->index, errno);
+        log_line(LOG_WARN, "proxy %d: cannot read its eventfd: %s", t->index, strerror(errno));
 }
 
 /* ---- The loop ----------------------------------------------------------------------------------------------- */
@@ -189,7 +190,7 @@ void thread_wake(struct proxy_thread *t)
     if (runtime()->proxies)
         runtime()->proxies->wake(t->group, t->index);
     else if (t->wake_fd > 0 && write(t->wake_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
-        log_line(LOG_WARN, "proxy %d: cannot write its eventfd: errno %d", t->index, errno);
+        log_line(LOG_WARN, "proxy %d: cannot write its eventfd: %s", t->index, strerror(errno));
 }
 
 void thread_close(struct proxy_thread *t)
