@@ -9,15 +9,19 @@
  * From the first look on kernels also keep how long operations take (kernel/times.h), until nobody has looked for
  * WATCHED_S. The copy has a stream of its own in the device, as epx_group_stats: it needs no kernel and waits for none,
  * so that graphs that are replayed and groups that hang are seen too.
+ *
+ * Kernels that wait for longer than a slice say again and again for whom (control.waits, kernel/waiting_for.h). While
+ * somebody looks, the thread looks at that word every LOOK_NS: a word that changes is a wait.
  */
-#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "group/abort.h"
 #include "group/watch.h"
 #include "kernel/signals.h"
 #include "util/clock.h"
@@ -25,6 +29,7 @@
 
 #define WATCHED_S 10
 #define STOP_NS 2000000000u /* a copy that takes longer than this will not end */
+#define LOOK_NS 100000000u
 
 enum { SAMPLER_NONE, SAMPLER_RUNS, SAMPLER_STOPS, SAMPLER_ENDED };
 
@@ -88,19 +93,68 @@ static void sample(const struct epx_group *group)
     sample_times(group);
 }
 
-/* Sleeps until somebody looks. Returns 0 if nobody has for so long that kernels need not keep times any more. */
-static int next_look(struct watch *w, uint32_t seen, int is_watched)
-{
-    const struct timespec limit = {.tv_sec = WATCHED_S};
+/* control.waits, as the thread has seen it. */
+struct seen_wait {
+    uint64_t word, changed_ns;
+    uint64_t since_ns;        /* 0: nobody is waited for */
+    uint64_t epoch[OP_COUNT]; /* when it changed last */
+};
 
-    return syscall(SYS_futex, &w->looks, FUTEX_WAIT, seen, is_watched ? &limit : NULL, NULL, 0) == 0 ||
-           errno != ETIMEDOUT;
+/* As wait_slice() in kernel/waiting_for.h. */
+static uint64_t slice_ns(const struct epx_group *group)
+{
+    const uint64_t slice = (uint64_t)group->set.timeout_ms * 1000000u / WAIT_SLICES;
+
+    return slice < WAIT_SLICE_MAX_NS ? slice : WAIT_SLICE_MAX_NS;
+}
+
+/* A wait is over when its word stays as it is while operations go on, or for two slices. It began a slice before its
+ * first word, or earlier, which nobody has seen. */
+static void sample_wait(struct epx_group *group, struct seen_wait *seen, int is_first)
+{
+    const uint64_t word = group_waits_word(group), now = clock_ns(), slice = slice_ns(group);
+    struct watch_wait *wait = &group->watch->waits[0];
+    uint64_t epoch[OP_COUNT];
+
+    if (group->device->ops->copy(group->device, epoch, group->shadow.state->epoch, sizeof(epoch)) != EPX_OK)
+        return;
+    const int moved = memcmp(epoch, seen->epoch, sizeof(epoch)) != 0;
+    if (is_first) {
+        seen->since_ns = 0;
+    } else if (word != seen->word) {
+        seen->since_ns = seen->since_ns && !moved ? seen->since_ns : now - slice;
+        seen->changed_ns = now;
+    } else if (moved || now - seen->changed_ns > 2 * slice + LOOK_NS) {
+        seen->since_ns = 0;
+    }
+    seen->word = word;
+    memcpy(seen->epoch, epoch, sizeof(epoch));
+    wait->peer = WAITS_PEER(word);
+    wait->phase = PHASE_NONE; /* is not said */
+    __atomic_store_n(&wait->since_ns, seen->since_ns, __ATOMIC_RELAXED);
+}
+
+/* Sleeps until somebody looks, while somebody does for LOOK_NS at most. */
+static void next_look(struct watch *w, uint32_t seen, int is_watched)
+{
+    const struct timespec limit = {.tv_nsec = LOOK_NS};
+
+    syscall(SYS_futex, &w->looks, FUTEX_WAIT, seen, is_watched ? &limit : NULL, NULL, 0);
+}
+
+/* Nobody has looked for long: kernels need not keep times any more, and what they wait for is not followed. */
+static void stop_watching(struct epx_group *group)
+{
+    unwatch_times(group);
+    __atomic_store_n(&group->watch->waits[0].since_ns, 0, __ATOMIC_RELAXED);
 }
 
 static void *run(void *arg)
 {
     struct epx_group *group = arg;
     struct watch *w = group->watch;
+    struct seen_wait wait = {0};
+    uint64_t looked_ns = 0;
     uint32_t seen = 0;
     int is_watched = 0;
 
@@ -108,14 +162,18 @@ static void *run(void *arg)
     while (__atomic_load_n(&group->sampler_state, __ATOMIC_ACQUIRE) == SAMPLER_RUNS) {
         const uint32_t looks = __atomic_load_n(&w->looks, __ATOMIC_ACQUIRE); /* pairs with the add of epx top */
 
+        if (is_watched && looks == seen && clock_ns() - looked_ns > WATCHED_S * (uint64_t)1000000000) {
+            stop_watching(group);
+            is_watched = 0;
+        }
+        if (is_watched || looks != seen)
+            sample_wait(group, &wait, !is_watched);
         if (looks == seen) {
-            if (!next_look(w, seen, is_watched)) {
-                unwatch_times(group);
-                is_watched = 0;
-            }
+            next_look(w, seen, is_watched);
             continue;
         }
         is_watched = watch_times(group, !is_watched) == EPX_OK;
+        looked_ns = clock_ns();
         sample(group);
         __atomic_store_n(&w->sampled, looks, __ATOMIC_RELEASE); /* pairs with the acquire of epx top */
         seen = looks;

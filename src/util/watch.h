@@ -18,7 +18,7 @@ enum { WATCH_VERSION = 2, WATCH_AGENTS = 64, WATCH_KERNELS = 16, WATCH_BUCKETS =
 struct watch_wait {
     uint64_t since_ns; /* CLOCK_MONOTONIC; 0: it does not wait */
     int32_t peer;      /* -1: no single one */
-    int32_t phase;     /* enum kernel_phase */
+    int32_t phase;     /* enum kernel_phase; PHASE_NONE: not known, and since_ns may be too late */
 };
 
 /* What is on its way to a peer of another node. */

@@ -90,18 +90,34 @@ wait $first && wait $second || die "the modules do not compile"
 
 # Lanes that a CPU emulates are late by more than any limit: all go on where a case does not say otherwise.
 export EPX_LL_WIDE_WAIT_US=0 EPX_LL_FEW_SMS=1 # of two
-# epx top: kernels keep times from the first look on; an operation of high throughput is several launches.
-top() {
-    FAKE_GPU_MEMORY=1 LD_PRELOAD=$work/cuda/libepx_cuda.so "$build/epx" bench ht --device cuda --ranks 2 --tokens 3 \
-        --experts 4 --topk 2 --hidden 512 --iters 10000 --timing wall >"$work/out" 2>&1 &
-    local bench=$! rc
-    python3 "$root/tests/scripts/top_look.py" "$build/epx" $bench "g['device'] == 'cuda' and len(r) == 2 and
-        all(1 < h['operations'][name]['p50_us'] <= h['operations'][name]['p99_us']
-            for h in r.values() for name in ('ht update', 'ht dispatch', 'ht combine'))"
-    rc=$?
+# epx top of a benchmark: kernels keep times from the first look on; an operation of high throughput is several
+# launches. A kernel that waits for a rank whose process is stopped says for whom.
+started() { # OPTION...: two ranks with memory as that of a GPU, which the host copies
+    FAKE_GPU_MEMORY=1 LD_PRELOAD=$work/cuda/libepx_cuda.so "$build/epx" bench "$@" --device cuda --ranks 2 --tokens 3 \
+        --experts 4 --topk 2 --hidden 512 --iters 10000 >"$work/out" 2>&1 &
+    bench=$!
+}
+look() { # PYTHON [PYTHON]
+    python3 "$root/tests/scripts/top_look.py" "$build/epx" $bench "$@"
+}
+ended() { # NAME: what the look before it has found
+    local rc=$?
     kill $bench
     wait $bench 2>/dev/null
-    [ $rc -eq 0 ] && echo "ok: epx top has times of kernels" || fail "epx top has no times of kernels"
+    [ $rc -eq 0 ] && echo "ok: $1" || fail "$1"
+}
+top() {
+    started ht --timing wall
+    look "g['device'] == 'cuda' and len(r) == 2 and
+        all(1 < h['operations'][name]['p50_us'] <= h['operations'][name]['p99_us']
+            for h in r.values() for name in ('ht update', 'ht dispatch', 'ht combine'))"
+    ended "epx top has times of kernels"
+    started ll --timing events
+    local pid
+    pid=$(look "len(r) == 2 and r[1]['operations']['ll combine']['count'] > 0" "r[1]['pid']") && kill -STOP "$pid" &&
+        look "g['waiting_for'] == 1 and r[0]['waits']['peer'] == 1 and r[0]['waits']['seconds'] > 0.8" &&
+        kill -CONT "$pid" && look "'waits' not in r[0] and 'waiting_for' not in g"
+    ended "epx top has waits of kernels"
 }
 EPX_MODULE_DIR=$work/cuda top
 for device in cuda hip; do

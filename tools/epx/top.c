@@ -18,7 +18,12 @@
 #include "options.h"
 #include "util/clock.h"
 
-enum { ONCE_MS = 200, INTERVAL_MS = 1000 };
+enum {
+    ONCE_MS = 200,
+    INTERVAL_MS = 1000,
+    STILL_MS = 800, /* kernels of a GPU that wait say so every 500 ms */
+    STILL_LOOK_MS = 50
+};
 
 struct options {
     int32_t json, once, interval_ms;
@@ -32,7 +37,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_SECONDS,
      .value = "SECONDS",
      .help = "time between two looks",
-     .fallback = "1; --once and --json 0.2",
+     .fallback = "1; --once and --json 0.2 or longer",
      .offset = FIELD(interval_ms),
      .low = 50,
      .high = 3600000},
@@ -67,6 +72,13 @@ static void remember(struct top *top)
     top->before_ns = clock_ns();
 }
 
+/* A single look at a group on GPUs that does nothing lasts until its kernels say for whom they wait. */
+static void wait_for_words(const struct top *top)
+{
+    for (int ms = 0; ms < STILL_MS && top_is_still(top); ms += STILL_LOOK_MS)
+        usleep(STILL_LOOK_MS * 1000);
+}
+
 /* One view: pages that come and go meanwhile are seen next time. */
 static int look(const struct options *o, int ms, int clear)
 {
@@ -77,6 +89,8 @@ static int look(const struct options *o, int ms, int clear)
     top_ask(&top);
     remember(&top);
     usleep((useconds_t)ms * 1000);
+    if (!o->interval_ms && !clear)
+        wait_for_words(&top);
     top_ask(&top);
     top.now_ns = clock_ns();
     if (clear)

@@ -27,9 +27,10 @@ void top_close(struct top *top);
 uint64_t top_bytes(const struct watch *w);
 /* The wait of one of its agents that has lasted longest; NULL: none waits for a peer. */
 const struct watch_wait *top_longest_wait(const struct watch *w);
-/* Kernels of a GPU do not write pages: what they count is sampled, times only while somebody looks, and waits are not
- * known. */
+/* Kernels of a GPU do not write pages: what they count is sampled; times and long waits only while somebody looks. */
 int top_kernels_are_silent(const struct watch *w);
+/* Is there a rank whose kernels have done nothing since the first look, and say not yet for whom they wait? */
+int top_is_still(const struct top *top);
 /* The rank that keeps the group waiting, -1: nobody does; the index of its page, -1: it has none on this machine. */
 int top_culprit(const struct top *top, int first, int end, int *page);
 double top_percentile_us(const struct watch *w, int kernel, double percent);

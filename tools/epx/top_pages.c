@@ -193,7 +193,18 @@ int top_kernels_are_silent(const struct watch *w)
     return strcmp(w->device, "cpu") != 0;
 }
 
-/* Where kernels do not tell for whom they wait: a rank whose process cannot go on. */
+int top_is_still(const struct top *top)
+{
+    for (int i = 0; i < top->count; i++) {
+        const struct top_page *p = &top->pages[i];
+
+        if (is_asked(p) && !top_longest_wait(p->page) && memcmp(p->before, p->page->count, sizeof(p->before)) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* Where kernels have not told for whom they wait: a rank whose process cannot go on. */
 static int first_stopped(const struct top *top, int first, int end)
 {
     for (int i = first; i < end && top_kernels_are_silent(top->pages[first].page); i++)

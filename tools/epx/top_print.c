@@ -86,7 +86,10 @@ static void print_rank(const struct top *top, const struct top_page *p)
     printf("  %4d %7d %-8s %-12s %9.0f %9.1f", w->rank, w->pid, state_text(p->state),
            running_ns ? kernel_name(w->running) : "-", operations_per_second(top, p),
            per_second(top, p->bytes_before, top_bytes(w)) / 1e6);
-    if (wait && wait->peer >= 0)
+    if (wait && wait->phase == PHASE_NONE)
+        printf("  rank %d for %.1f s or longer (call %llu)", wait->peer, seconds_since(top, wait->since_ns),
+               (unsigned long long)w->calls);
+    else if (wait && wait->peer >= 0)
         printf("  rank %d for %.1f s (%s)", wait->peer, seconds_since(top, wait->since_ns), phase_text(wait->phase));
     else if (wait)
         printf("  %s for %.1f s (%s)", w->nnodes > 1 ? "ranks of other nodes" : "several ranks",
@@ -267,8 +270,8 @@ static void json_rank(const struct top *top, const struct top_page *p)
     if (running_ns)
         printf(",\"runs\":\"%s\",\"runs_seconds\":%.3f", kernel_name(w->running), seconds_since(top, running_ns));
     if (wait)
-        printf(",\"waits\":{\"peer\":%d,\"phase\":\"%s\",\"seconds\":%.3f}", wait->peer, phase_text(wait->phase),
-               seconds_since(top, wait->since_ns));
+        printf(",\"waits\":{\"peer\":%d,\"phase\":\"%s\",\"seconds\":%.3f}", wait->peer,
+               wait->phase == PHASE_NONE ? "" : phase_text(wait->phase), seconds_since(top, wait->since_ns));
     json_operations(top, p);
     json_net(w);
     printf("}");
