@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# EPX_TRACE: one file of all ranks that a JSON reader opens; spans nest, causes precede effects, clocks of other
-# machines (time namespaces) are aligned; a second run begins anew; without the variable there is no file. NVTX: a
-# profiler that is injected sees a range for each call.
+# EPX_TRACE: one file of all ranks that a JSON reader opens; spans nest, causes precede effects; a second run begins
+# anew; without the variable there is no file.
 # ctest: labels=slow
 set -uo pipefail
 
@@ -120,29 +119,4 @@ head -c 200 "$work/forks.trace" >"$work/half.json"
 "$epx" trace merge 2>/dev/null
 [ $? = 2 ] && echo "ok: no files is wrong usage" || fail "no files"
 
-# Another machine's clock: rank 1 lives 1000 s later.
-if unshare -T --monotonic 1000 --fork true 2>/dev/null; then
-    export EPX_TRACE=$work/clocks0.json WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29719
-    RANK=0 LOCAL_RANK=0 "$epx" bench ll "${small[@]}" --timing wall >"$work/out" 2>"$work/err" &
-    EPX_TRACE=$work/clocks1.json RANK=1 LOCAL_RANK=1 unshare -T --monotonic 1000 --fork \
-        "$epx" bench ll "${small[@]}" --timing wall >"$work/out1" 2>&1
-    wait $! && echo "ok: two clocks" || fail "two clocks"
-    unset EPX_TRACE WORLD_SIZE MASTER_ADDR MASTER_PORT
-    "$epx" trace merge --output "$work/clocks.json" "$work/clocks0.json" "$work/clocks1.json" >"$work/out" ||
-        fail "files of two machines are merged"
-    check "$work/clocks.json" --ranks 2 --operations "ll dispatch,ll combine"
-else
-    echo "no time namespaces here: clocks of two machines are not tried"
-fi
-
-nvtx=$(sed -n 's/^EPX_NVTX_INCLUDE:PATH=//p' "${EPX_BUILD_DIR:-build}/CMakeCache.txt" 2>/dev/null)
-if [ -e "$nvtx/nvtx3/nvToolsExt.h" ]; then
-    cc -shared -fPIC -I"$nvtx" "$here/../unit/nvtx_injected.c" -o "$work/injected.so" || fail "the injected library"
-    NVTX_INJECTION64_PATH=$work/injected.so expect 0 "under a profiler" ll "${small[@]}" --ranks 2
-    grep -q "^nvtx epx_dispatch$" "$work/err" && echo "ok: ranges" || fail "no range epx_dispatch"
-    [ "$(grep -c '^nvtx ' "$work/err")" = "$(grep -c '^nvtx-pop' "$work/err")" ] && echo "ok: and their ends" ||
-        fail "ranges that do not end"
-else
-    echo "no header of NVTX here: ranges are not tried"
-fi
 finish

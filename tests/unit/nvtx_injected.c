@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A profiler for a test of NVTX ranges: says on stderr which begin and end. NVTX loads it by NVTX_INJECTION64_PATH.
- * tests/scripts/trace.sh compiles it where the header is. */
+ * tests/scripts/trace_nvtx.sh compiles it where the header is. */
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #include <stdio.h>
