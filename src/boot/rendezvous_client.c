@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "boot/interface.h"

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "boot/conn.h"

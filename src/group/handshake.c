@@ -14,7 +14,6 @@
  */
 #include "group/handshake.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -24,7 +24,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -2,7 +2,6 @@
 #include "util/crypto.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 

@@ -12,7 +12,6 @@
  *      host     of these layers, the time until the last call has returned, and how much of it waited for the number
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "bench.h"
 #include "bench_worker.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which network a group on several nodes would use. */
-#include <stdio.h>
 #include <string.h>
 
 #include "doctor.h"

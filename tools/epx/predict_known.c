@@ -7,9 +7,7 @@
  * Bandwidths are counted as their publishers do: rows per (token, node), the own node included, or inside a node per
  * (token, rank), times the bytes of a row with its scales, over the time.
  */
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "commands.h"
 #include "options.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* --report of `epx predict`: the page, with the rows of --json in it. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "page.h"
 #include "predict.h"

@@ -10,7 +10,6 @@
 #include "compat/nccl_ep/compat.h"
 
 #include <dlfcn.h>
-#include <inttypes.h>
 #include <time.h>
 
 #include "compat/nccl_ep/driver.h"

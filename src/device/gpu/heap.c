@@ -6,7 +6,6 @@
  *                                                               the same address (the same process)
  *   in host memory: the CPU device's memory file          --->  the same file, mapped; both register it with CUDA
  */
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
