@@ -162,7 +162,7 @@ def wrong_options(text, options):
 
 
 def untried(options):
-    """Options that --help lists and that stand in no test and in no command of a page: (command, option)."""
+    """Options that --help lists and that no test and no command of a page has: (command, option)."""
     tests = [body for name, body in tree().items() if re.match(r"tests/|python/tests/", name)]
     found = [line for page in pages([]) if page.endswith(".md") for _, info, block in blocks(read(page))[0]
              if info[:1] == ["sh"] and not set(info[1:]) - {"long"} for line in block]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of docs/python.md run as they stand there."""
+"""The programs of docs/python.md run as they are there."""
 
 import os
 import re

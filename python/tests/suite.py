@@ -153,7 +153,7 @@ def refused(what: str) -> Iterator[None]:
 
 
 def collect(names: List[str], part: str, leave_out: str) -> List[Tuple[str, Callable[[World], None]]]:
-    """The tests, in the order in which they stand."""
+    """The tests, in the order of the files and of their lines."""
     tests = []
     for name in names:
         module = importlib.import_module(name)

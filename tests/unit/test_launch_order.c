@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations of a group run in the order in which they are issued, on whatever streams; captured ones stand apart. */
+/* Operations of a group run in the order in which they are issued, on whatever streams; captured ones are apart. */
 #include <string.h>
 
 #include "group/launch.h"
