@@ -46,7 +46,7 @@ struct sim_options {
     int nranks;
     enum sim_policy policy;
     int laggard;      /* rank, for SIM_LAGGARD */
-    int point_every;  /* another task may go first at every so manieth point on average; 0 = only where a task waits */
+    int point_every;  /* at one point in so many, on average, another task may go first; 0 = only where a task waits */
     uint64_t step_ns; /* average time of one step */
     uint64_t max_steps; /* more is a run that does not end */
     struct sim_fault fault[SIM_MAX_FAULTS];
