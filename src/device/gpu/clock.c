@@ -31,7 +31,7 @@ static uint64_t ask(uint64_t *words, int round, uint64_t *before, uint64_t *afte
     return reply;
 }
 
-static epx_status launch_clock(const struct gpu_device *cuda, uint64_t *words)
+static epx_status launch_clock(const struct gpu_device *gpu, uint64_t *words)
 {
     static void (*const kernel)(const uint64_t *, uint64_t *, int) = epx_clock;
     const dim3 one = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
@@ -39,20 +39,20 @@ static epx_status launch_clock(const struct gpu_device *cuda, uint64_t *words)
     int rounds = ROUNDS;
     void *arguments[] = {&words, &replies, &rounds};
 
-    return gpu_check(cudaLaunchKernel(*(const void *const *)&kernel, one, block, arguments, 0, cuda->side),
+    return gpu_check(cudaLaunchKernel(*(const void *const *)&kernel, one, block, arguments, 0, gpu->side),
                      "launching the clock");
 }
 
 epx_status gpu_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_ns)
 {
-    const struct gpu_device *cuda = (const struct gpu_device *)device;
+    const struct gpu_device *gpu = (const struct gpu_device *)device;
     uint64_t best = UINT64_MAX, before, after;
     void *words;
     epx_status status = gpu_host_alloc(device, (FIRST_REPLY + ROUNDS) * sizeof(uint64_t), &words);
 
     if (status != EPX_OK)
         return status;
-    status = launch_clock(cuda, words);
+    status = launch_clock(gpu, words);
     for (int i = 0; status == EPX_OK && i < ROUNDS; i++) {
         const uint64_t reply = ask(words, i, &before, &after);
         if (!reply)
@@ -64,7 +64,7 @@ epx_status gpu_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_n
         *error_ns = best / 2 + 1;
     }
     if (status == EPX_OK)
-        status = gpu_check(cudaStreamSynchronize(cuda->side), "the clock");
+        status = gpu_check(cudaStreamSynchronize(gpu->side), "the clock");
     gpu_host_free(device, words);
     if (status == EPX_OK && best == UINT64_MAX)
         return fail(EPX_ERR_TIMEOUT, "device " GPU_NAME ": its clock does not answer");

@@ -39,7 +39,8 @@ static epx_status side_stream(int index, cudaStream_t *side)
     epx_status status = EPX_OK;
 
     if (index >= SIDES_MOST)
-        return fail(EPX_ERR_UNSUPPORTED, "device cuda: expected a device_index below %d, got %d", SIDES_MOST, index);
+        return fail(EPX_ERR_UNSUPPORTED, "device " GPU_NAME ": expected a device_index below %d, got %d", SIDES_MOST,
+                    index);
     pthread_mutex_lock(&lock);
     if (!made[index])
         status = gpu_check(cudaStreamCreateWithFlags(&made[index], cudaStreamNonBlocking), "cudaStreamCreate");
@@ -50,7 +51,7 @@ static epx_status side_stream(int index, cudaStream_t *side)
 
 static epx_status gpu_device_open(const struct device_ops *ops, int index, struct device **device)
 {
-    struct gpu_device *cuda;
+    struct gpu_device *gpu;
     int count = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
     epx_status status;
@@ -60,34 +61,34 @@ static epx_status gpu_device_open(const struct device_ops *ops, int index, struc
         return fail(EPX_ERR_UNSUPPORTED, "device " GPU_NAME ": no GPU can be used: %s", cudaGetErrorString(error));
     if (index < 0 || index >= count)
         return fail(EPX_ERR_ARGUMENT, "device " GPU_NAME ": expected device_index 0 to %d, got %d", count - 1, index);
-    cuda = calloc(1, sizeof(*cuda));
-    if (!cuda)
-        return fail(EPX_ERR_MEMORY, "device " GPU_NAME ": no memory for %zu bytes", sizeof(*cuda));
-    cuda->base.ops = ops;
-    cuda->index = index;
-    status = gpu_use(&cuda->base);
+    gpu = calloc(1, sizeof(*gpu));
+    if (!gpu)
+        return fail(EPX_ERR_MEMORY, "device " GPU_NAME ": no memory for %zu bytes", sizeof(*gpu));
+    gpu->base.ops = ops;
+    gpu->index = index;
+    status = gpu_use(&gpu->base);
     if (status == EPX_OK)
-        status = gpu_check(cudaDeviceGetAttribute(&cuda->sms, cudaDevAttrMultiProcessorCount, index), "number of SMs");
+        status = gpu_check(cudaDeviceGetAttribute(&gpu->sms, cudaDevAttrMultiProcessorCount, index), "number of SMs");
     if (status == EPX_OK)
-        status = gpu_kernels_load(cuda);
+        status = gpu_kernels_load(gpu);
     if (status == EPX_OK)
-        status = side_stream(index, &cuda->side);
+        status = side_stream(index, &gpu->side);
     if (status != EPX_OK) {
-        free(cuda);
+        free(gpu);
         return status;
     }
-    gpu_opened(cuda);
-    *device = &cuda->base;
+    gpu_opened(gpu);
+    *device = &gpu->base;
     return EPX_OK;
 }
 
 static void gpu_close(struct device *device)
 {
-    struct gpu_device *cuda = (struct gpu_device *)device;
+    struct gpu_device *gpu = (struct gpu_device *)device;
 
-    gpu_mem_free(device, cuda->scratch);
-    gpu_closed(cuda);
-    free(cuda);
+    gpu_mem_free(device, gpu->scratch);
+    gpu_closed(gpu);
+    free(gpu);
 }
 
 /* Ranks that share a booted kernel and a user map each other's heaps: by an IPC handle, or a memory file. Whether one

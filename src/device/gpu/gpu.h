@@ -41,8 +41,8 @@ epx_status gpu_use(struct device *device);
  * queue also has kernels that wait for this very thread to go on: there it is released when no device is open.
  */
 void gpu_later(void (*release)(void *ptr, void *context), void *ptr, void *context);
-void gpu_opened(struct gpu_device *cuda);
-void gpu_closed(struct gpu_device *cuda);
+void gpu_opened(struct gpu_device *gpu);
+void gpu_closed(struct gpu_device *gpu);
 /* Releases what is kept now. 0: ranks are threads of this process. */
 int gpu_release(void);
 
@@ -113,7 +113,7 @@ epx_status gpu_graph_launch(struct device *device, struct device_graph *graph, s
 void gpu_graph_destroy(struct device *device, struct device_graph *graph);
 
 /* launch.c */
-epx_status gpu_kernels_load(struct gpu_device *cuda);
+epx_status gpu_kernels_load(struct gpu_device *gpu);
 /* A kernel that does nothing. */
 epx_status gpu_first_launch(cudaStream_t stream);
 epx_status gpu_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_ns); /* clock.c */

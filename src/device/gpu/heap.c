@@ -32,7 +32,7 @@ static void release_peer(void *ptr, void *context)
 
 epx_status gpu_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
 {
-    struct gpu_device *cuda = (struct gpu_device *)device;
+    struct gpu_device *gpu = (struct gpu_device *)device;
     cudaIpcMemHandle_t handle;
     epx_status status;
 
@@ -49,7 +49,7 @@ epx_status gpu_heap_create(struct device *device, uint64_t bytes, struct heap *h
     }
     heap->bytes = bytes;
     heap->export = (struct heap_export){
-        .bytes = bytes, .address = (uint64_t)(uintptr_t)heap->base, .pid = (int64_t)getpid(), .token = cuda->index};
+        .bytes = bytes, .address = (uint64_t)(uintptr_t)heap->base, .pid = (int64_t)getpid(), .token = gpu->index};
     memcpy(heap->export.opaque, &handle, sizeof(handle));
     return EPX_OK;
 }
@@ -63,11 +63,11 @@ void gpu_heap_destroy(struct device *device, struct heap *heap)
 }
 
 /* Another GPU of the same process. */
-static epx_status reach_gpu(struct gpu_device *cuda, int peer)
+static epx_status reach_gpu(struct gpu_device *gpu, int peer)
 {
     cudaError_t error = cudaErrorPeerAccessAlreadyEnabled;
 
-    if (peer != cuda->index)
+    if (peer != gpu->index)
         error = cudaDeviceEnablePeerAccess(peer, 0);
     if (error == cudaErrorPeerAccessAlreadyEnabled) {
         (void)cudaGetLastError();

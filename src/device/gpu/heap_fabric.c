@@ -19,26 +19,26 @@ epx_status gpu_fabric(struct device *device, uint8_t id[64])
     return status == EPX_OK ? fabric_identity(index, host, id) : status;
 }
 
-static epx_status clear(struct gpu_device *cuda, const struct heap *heap)
+static epx_status clear(struct gpu_device *gpu, const struct heap *heap)
 {
-    epx_status status = gpu_check(cudaMemsetAsync(heap->base, 0, heap->bytes, cuda->side), "cudaMemsetAsync");
+    epx_status status = gpu_check(cudaMemsetAsync(heap->base, 0, heap->bytes, gpu->side), "cudaMemsetAsync");
 
     if (status == EPX_OK)
-        status = gpu_check(cudaStreamSynchronize(cuda->side), "clearing a heap");
+        status = gpu_check(cudaStreamSynchronize(gpu->side), "clearing a heap");
     return status;
 }
 
 epx_status gpu_fabric_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
 {
-    struct gpu_device *cuda = (struct gpu_device *)device;
+    struct gpu_device *gpu = (struct gpu_device *)device;
     epx_status status = gpu_use(device);
 
     memset(heap, 0, sizeof(*heap));
     if (status == EPX_OK)
-        status = fabric_heap_create(cuda->index, bytes, heap);
+        status = fabric_heap_create(gpu->index, bytes, heap);
     if (status != EPX_OK)
         return status;
-    status = clear(cuda, heap);
+    status = clear(gpu, heap);
     if (status != EPX_OK) {
         fabric_heap_free(heap);
         memset(heap, 0, sizeof(*heap));

@@ -11,8 +11,8 @@
 
 /* The address of a __global__ function is its name for the runtime (entry.cuh). */
 extern const void *const epx_ll_dispatch, *const epx_ll_combine, *const epx_ll_combine_logfmt;
-extern const void *const epx_ll_dispatch_one_node, *const epx_ll_combine_one_node,
-                                                       *const epx_ll_combine_logfmt_one_node;
+extern const void *const epx_ll_dispatch_one_node, *const epx_ll_combine_one_node;
+extern const void *const epx_ll_combine_logfmt_one_node;
 extern const void *const epx_ll_dispatch_marks, *const epx_ll_combine_marks;
 extern const void *const epx_ht_notify, *const epx_ht_dispatch, *const epx_ht_combine;
 extern const void *const epx_mask, *const epx_layout_count, *const epx_ring_bench;
@@ -66,7 +66,7 @@ static epx_status reserve_rings(const struct cudaFuncAttributes *attributes, enu
 }
 
 /* Asking loads the code now: the first launch might otherwise have to, and wait for kernels that wait for it. */
-static epx_status kernel_load(struct gpu_device *cuda, enum kernel_id id, const void *entry)
+static epx_status kernel_load(struct gpu_device *gpu, enum kernel_id id, const void *entry)
 {
     struct cudaFuncAttributes attributes;
     int blocks = 0;
@@ -79,24 +79,24 @@ static epx_status kernel_load(struct gpu_device *cuda, enum kernel_id id, const 
         status = reserve_rings(&attributes, id, entry);
     if (status != EPX_OK)
         return status;
-    if (!cuda->resident[id] || blocks * cuda->sms < cuda->resident[id])
-        cuda->resident[id] = blocks * cuda->sms;
+    if (!gpu->resident[id] || blocks * gpu->sms < gpu->resident[id])
+        gpu->resident[id] = blocks * gpu->sms;
     /* Code for older GPUs, also when it was compiled again for this one, does not wait for the launch before it
      * (grid_wait). */
     if (attributes.binaryVersion < 90 || attributes.ptxVersion < 90)
-        cuda->overlaps_launches = 0;
+        gpu->overlaps_launches = 0;
     return EPX_OK;
 }
 
-epx_status gpu_kernels_load(struct gpu_device *cuda)
+epx_status gpu_kernels_load(struct gpu_device *gpu)
 {
     epx_status status = EPX_OK;
 
-    cuda->overlaps_launches = 1;
+    gpu->overlaps_launches = 1;
     for (int id = 0; id < KERNEL_COUNT && status == EPX_OK; id++) {
-        cuda->resident[id] = 0;
+        gpu->resident[id] = 0;
         for (int flavour = 0; flavour < 3 && status == EPX_OK; flavour++)
-            status = kernel_load(cuda, id, entry_of(id, flavour > 0, flavour > 1));
+            status = kernel_load(gpu, id, entry_of(id, flavour > 0, flavour > 1));
     }
     return status;
 }
@@ -136,7 +136,7 @@ static size_t scratch_row(enum kernel_id id, const void *params)
  */
 epx_status gpu_rows_reserve(struct device *device, size_t row_bytes, int agents)
 {
-    struct gpu_device *cuda = (struct gpu_device *)device;
+    struct gpu_device *gpu = (struct gpu_device *)device;
     /* Blocks have equal numbers of warps: the last ones may have no agent. */
     const size_t warps = (size_t)agents + whole((size_t)agents, LAUNCH_WARPS) / LAUNCH_WARPS;
     const size_t bytes = whole(row_bytes, 256) * warps;
@@ -147,9 +147,9 @@ epx_status gpu_rows_reserve(struct device *device, size_t row_bytes, int agents)
         status = gpu_mem_alloc(device, bytes, &block);
     if (status != EPX_OK)
         return status;
-    gpu_mem_free(device, cuda->scratch);
-    cuda->scratch = block;
-    cuda->scratch_bytes = bytes;
+    gpu_mem_free(device, gpu->scratch);
+    gpu->scratch = block;
+    gpu->scratch_bytes = bytes;
     return EPX_OK;
 }
 
@@ -165,11 +165,11 @@ static epx_status use_for_launch(struct device *device)
 
 /* Where the GPU can: prepared while the launch before it still runs; kernels wait for its end themselves
  * (grid_wait). */
-static cudaError_t launch_next(const struct gpu_device *cuda, const void *kernel, dim3 grid, dim3 block,
+static cudaError_t launch_next(const struct gpu_device *gpu, const void *kernel, dim3 grid, dim3 block,
                                size_t shared_bytes, void **arguments, cudaStream_t stream)
 {
 #ifdef EPX_HIP
-    (void)cuda;
+    (void)gpu;
 #else
     cudaLaunchAttribute early = {.id = cudaLaunchAttributeProgrammaticStreamSerialization};
     cudaLaunchConfig_t config = {.gridDim = grid,
@@ -180,7 +180,7 @@ static cudaError_t launch_next(const struct gpu_device *cuda, const void *kernel
                                  .numAttrs = 1};
 
     early.val.programmaticStreamSerializationAllowed = 1;
-    if (cuda->overlaps_launches)
+    if (gpu->overlaps_launches)
         return cudaLaunchKernelExC(&config, kernel, arguments);
 #endif
     return cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream);
@@ -189,7 +189,7 @@ static cudaError_t launch_next(const struct gpu_device *cuda, const void *kernel
 static epx_status launch_stage(struct device *device, struct device_stream *stream, enum kernel_id id,
                                const void *params, int agents, int stage, uint32_t place)
 {
-    struct gpu_device *cuda = (struct gpu_device *)device;
+    struct gpu_device *gpu = (struct gpu_device *)device;
     struct launch_info info = {.agents = agents,
                                .stage = stage,
                                .relaxed_words = gpu_host->relaxed_atomics,
@@ -199,20 +199,20 @@ static epx_status launch_stage(struct device *device, struct device_stream *stre
     dim3 grid = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
 
     grid.x = (unsigned)((agents + LAUNCH_WARPS - 1) / LAUNCH_WARPS);
-    if (grid.x > (unsigned)cuda->resident[id])
-        grid.x = (unsigned)cuda->resident[id];
+    if (grid.x > (unsigned)gpu->resident[id])
+        grid.x = (unsigned)gpu->resident[id];
     if (info.agents > (int)grid.x * LAUNCH_WARPS)
         info.agents = (int)grid.x * LAUNCH_WARPS;
     block.x = LAUNCH_LANES * (((unsigned)info.agents + grid.x - 1) / grid.x);
     info.scratch_stride = scratch_row(id, params);
-    if (info.scratch_stride * (size_t)grid.x * (block.x / LAUNCH_LANES) > cuda->scratch_bytes)
+    if (info.scratch_stride * (size_t)grid.x * (block.x / LAUNCH_LANES) > gpu->scratch_bytes)
         return fail(EPX_ERR_MEMORY, "device %s: rows of %zu bytes for %d agents are more than was reserved",
                     device->ops->name, info.scratch_stride, info.agents);
-    info.scratch = cuda->scratch;
-    info.rings = RING_SLOTS && cuda->overlaps_launches && launch_has_rings(id, stage);
+    info.scratch = gpu->scratch;
+    info.rings = RING_SLOTS && gpu->overlaps_launches && launch_has_rings(id, stage);
     const size_t rings = info.rings ? block.x / LAUNCH_LANES * (size_t)RING_BYTES : 0;
     const void *entry = entry_of(id, launch_is_one_node(id, params), device->marks != NULL);
-    return gpu_check(launch_next(cuda, entry, grid, block, rings, arguments, (cudaStream_t)stream), "launch");
+    return gpu_check(launch_next(gpu, entry, grid, block, rings, arguments, (cudaStream_t)stream), "launch");
 }
 
 /* A gate is one warp: what waits for peers leaves the GPU to others. */

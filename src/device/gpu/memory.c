@@ -55,8 +55,8 @@ static void release_all(void)
 /* Under the lock. */
 static int some_keeps(void)
 {
-    for (const struct gpu_device *cuda = open_devices; cuda; cuda = cuda->next)
-        if (__atomic_load_n(&cuda->base.keeps, __ATOMIC_RELAXED))
+    for (const struct gpu_device *gpu = open_devices; gpu; gpu = gpu->next)
+        if (__atomic_load_n(&gpu->base.keeps, __ATOMIC_RELAXED))
             return 1;
     return 0;
 }
@@ -74,22 +74,22 @@ static int release_kept(int least)
     return release;
 }
 
-void gpu_opened(struct gpu_device *cuda)
+void gpu_opened(struct gpu_device *gpu)
 {
     pthread_mutex_lock(&late_lock);
-    cuda->next = open_devices;
-    open_devices = cuda;
+    gpu->next = open_devices;
+    open_devices = gpu;
     pthread_mutex_unlock(&late_lock);
 }
 
-void gpu_closed(struct gpu_device *cuda)
+void gpu_closed(struct gpu_device *gpu)
 {
     struct gpu_device **link = &open_devices;
 
     pthread_mutex_lock(&late_lock);
-    while (*link != cuda)
+    while (*link != gpu)
         link = &(*link)->next;
-    *link = cuda->next;
+    *link = gpu->next;
     pthread_mutex_unlock(&late_lock);
     (void)release_kept(1);
 }
@@ -121,7 +121,7 @@ static epx_status try_alloc(size_t bytes, int shared, void **ptr)
 
 epx_status gpu_mem_alloc_for(struct device *device, size_t bytes, int shared, void **ptr)
 {
-    struct gpu_device *cuda = (struct gpu_device *)device;
+    struct gpu_device *gpu = (struct gpu_device *)device;
     epx_status status = gpu_use(device);
 
     *ptr = NULL;
@@ -132,9 +132,9 @@ epx_status gpu_mem_alloc_for(struct device *device, size_t bytes, int shared, vo
     if (status == EPX_ERR_MEMORY && release_kept(1))
         status = try_alloc(bytes ? bytes : 1, shared, ptr);
     if (status == EPX_OK)
-        status = gpu_check(cudaMemsetAsync(*ptr, 0, bytes ? bytes : 1, cuda->side), "cudaMemsetAsync");
+        status = gpu_check(cudaMemsetAsync(*ptr, 0, bytes ? bytes : 1, gpu->side), "cudaMemsetAsync");
     if (status == EPX_OK)
-        status = gpu_check(cudaStreamSynchronize(cuda->side), "clearing memory");
+        status = gpu_check(cudaStreamSynchronize(gpu->side), "clearing memory");
     return status;
 }
 
@@ -196,14 +196,14 @@ void gpu_capture_restore(int mode)
 
 epx_status gpu_copy(struct device *device, void *to, const void *from, size_t bytes)
 {
-    struct gpu_device *cuda = (struct gpu_device *)device;
+    struct gpu_device *gpu = (struct gpu_device *)device;
     epx_status status = bytes ? gpu_use(device) : EPX_OK;
     const int mode = gpu_capture_relax();
 
     if (status == EPX_OK && bytes)
-        status = gpu_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->side), "cudaMemcpyAsync");
+        status = gpu_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, gpu->side), "cudaMemcpyAsync");
     if (status == EPX_OK && bytes)
-        status = gpu_check(cudaStreamSynchronize(cuda->side), "copying memory");
+        status = gpu_check(cudaStreamSynchronize(gpu->side), "copying memory");
     gpu_capture_restore(mode);
     return status;
 }

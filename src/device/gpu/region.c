@@ -62,10 +62,11 @@ epx_status gpu_region_export(struct device *device, const void *data, struct hea
         return status;
     error = driver.range(&base, &bytes, (uint64_t)(uintptr_t)data);
     if (error != 0)
-        return fail(EPX_ERR_UNSUPPORTED, "device cuda: no allocation found at %p (cuMemGetAddressRange: error %d)",
-                    data, error);
+        return fail(EPX_ERR_UNSUPPORTED,
+                    "device " GPU_NAME ": no allocation found at %p (cuMemGetAddressRange: error %d)", data, error);
     if (bytes < REGION_LEAST)
-        return fail(EPX_ERR_UNSUPPORTED, "device cuda: expected an allocation of at least %zu bytes to export, got %zu",
+        return fail(EPX_ERR_UNSUPPORTED,
+                    "device " GPU_NAME ": expected an allocation of at least %zu bytes to export, got %zu",
                     REGION_LEAST, bytes);
     mode = gpu_capture_relax();
     status = gpu_check(cudaIpcGetMemHandle(&handle, (void *)(uintptr_t)base), "cudaIpcGetMemHandle");
