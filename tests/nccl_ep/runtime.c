@@ -204,11 +204,14 @@ static int test_strangers(void)
     cudaEvent_t gone;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
+    void *freed;
     float ms;
 
     TRY(cudaEventCreate(&gone));
     TRY(cudaEventDestroy(gone));
-    void *const things[] = {NULL, bytes, (void *)16, gone, world.stream};
+    TRY(cudaMalloc(&freed, 64));
+    TRY(cudaFree(freed));
+    void *const things[] = {NULL, bytes, (void *)16, gone, world.stream, freed};
     for (size_t i = 0; i < sizeof(things) / sizeof(things[0]); i++) {
         NONE(cudaEventRecord(things[i], world.stream));
         NONE(cudaStreamWaitEvent(world.stream, things[i], 0));
@@ -220,7 +223,10 @@ static int test_strangers(void)
         NONE(cudaGraphLaunch(things[i], world.stream));
         NONE(cudaGraphExecDestroy(things[i]));
         NONE(cudaGraphDestroy(things[i]));
+        if (things[i])
+            NONE(cudaFree(things[i]));
     }
+    NONE(cudaMemcpy(bytes, bytes + 32, 1, (enum cudaMemcpyKind)5));
     TRY(cudaStreamBeginCapture(world.stream, cudaStreamCaptureModeRelaxed));
     TRY(cudaStreamEndCapture(world.stream, &graph));
     TRY(cudaGraphInstantiate(&exec, graph, 0));

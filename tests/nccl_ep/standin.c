@@ -69,6 +69,9 @@ static int test_refused(ncclComm_t comm)
     EXPECT(ncclInvalidArgument, ncclCommWindowDeregister(world.comm, window)); /* of another communicator */
     TRY(ncclCommWindowDeregister(comm, window));
     TRY(ncclMemFree(ptr));
+    EXPECT(ncclInvalidArgument, ncclMemFree(ptr)); /* again */
+    EXPECT(ncclInvalidArgument, ncclMemFree(&id));
+    TRY(ncclMemFree(NULL));
     TRY(ncclCommGetAsyncError(comm, &error));
     CHECK(error == ncclSuccess && strlen(ncclGetErrorString(ncclRemoteError)) > 0);
     return 0;

@@ -100,6 +100,8 @@ struct ncclEpGroup {
     int rejoin;       /* MaskClean was called: all ranks meet in the next operation, those that were masked too */
     int self_masked;  /* MaskUpdate with 0 for this rank itself: it takes part again by MaskClean, or by 1 */
     int handles_made; /* so far */
+    int device;       /* of the stand-in for CUDA's runtime, current when the group was made */
+    int waiters;      /* threads that wait for its streams on behalf of that runtime (objects.c) */
     struct stream_pair *streams;
     struct ncclEpHandle *handles;
     struct ncclEpGroup *next;
@@ -115,7 +117,11 @@ struct ncclEpHandle {
 };
 
 void group_list_add(struct ncclEpGroup *group);
+/* Nobody finds the group any more. Returns when nobody waits for its streams: a thread of another rank may, by a
+ * cudaFree of its own. */
 void group_list_remove(struct ncclEpGroup *group);
+/* Of a group that was found under group_list_lock. */
+void group_waiter_leave(struct ncclEpGroup *group);
 void handle_list_add(struct ncclEpHandle *handle);
 void handle_list_remove(struct ncclEpHandle *handle);
 ncclResult_t group_need(const struct ncclEpGroup *group, const char *call);
@@ -139,8 +145,8 @@ void group_list_unlock(void);
 
 /* ---- Streams (streams.c) ----------------------------------------------------------------------------------------- */
 
-/* Finds the stand-in for CUDA's runtime, where it is in the process. */
-void streams_attach(void);
+/* Finds the stand-in for CUDA's runtime, where it is in the process; returns the device that is current there. */
+int streams_attach(void);
 /* The epx_stream for a caller's stream, for one operation that is issued next. */
 ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out);
 

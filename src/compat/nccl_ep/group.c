@@ -265,7 +265,7 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const n
     group = calloc(1, sizeof(*group));
     if (!group)
         return compat_fail(ncclSystemError, "%s: no memory", create);
-    streams_attach();
+    group->device = streams_attach();
     group->config = own;
     result = comm_open(&group->comm, comm);
     if (result == ncclSuccess) {
@@ -292,11 +292,14 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group)
 
     if (!ep_group)
         return ncclSuccess;
-    if (result == ncclSuccess)
-        result = compat_result(epx_group_destroy(ep_group->group), call);
     if (result != ncclSuccess)
         return result;
     group_list_remove(ep_group);
+    result = compat_result(epx_group_destroy(ep_group->group), call);
+    if (result != ncclSuccess) {
+        group_list_add(ep_group);
+        return result;
+    }
     while (ep_group->handles) {
         struct ncclEpHandle *handle = ep_group->handles;
         ep_group->handles = handle->next;

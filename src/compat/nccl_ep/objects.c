@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything here */
+static pthread_cond_t waiter_left = PTHREAD_COND_INITIALIZER;
 static struct ncclEpGroup *groups;
 
 void group_list_add(struct ncclEpGroup *group)
@@ -25,6 +26,16 @@ void group_list_remove(struct ncclEpGroup *group)
         link = &(*link)->next;
     if (*link)
         *link = group->next;
+    while (group->waiters) /* ends: the deadlines of EPX's operations bound what streams do */
+        pthread_cond_wait(&waiter_left, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+void group_waiter_leave(struct ncclEpGroup *group)
+{
+    pthread_mutex_lock(&lock);
+    if (!--group->waiters)
+        pthread_cond_broadcast(&waiter_left);
     pthread_mutex_unlock(&lock);
 }
 

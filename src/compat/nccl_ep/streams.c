@@ -282,67 +282,74 @@ static int queue_call(cudaStream_t stream, void (*fn)(void *arg), void *arg)
     return status != EPX_OK ? -1 : idle;
 }
 
-struct waiting { /* EPX looks up both before it follows them: a group may end meanwhile */
-    epx_group *group;
+struct waiting { /* the group has a waiter more: it does not end meanwhile */
+    struct ncclEpGroup *group;
     epx_stream stream;
 };
 
-/* Of every group that has been on the stream: `out` NULL only counts. */
-static size_t find_waiting(const struct ncclEpGroup *groups, cudaStream_t stream, struct waiting *out)
+/* Of every group that has been on the stream; NULL: of every group of the device (-1: of any). `out` NULL only
+ * counts. */
+static size_t find_waiting(struct ncclEpGroup *groups, cudaStream_t stream, int device, struct waiting *out)
 {
     size_t count = 0;
 
-    for (const struct ncclEpGroup *group = groups; group; group = group->next) {
+    for (struct ncclEpGroup *group = groups; group; group = group->next) {
         const struct stream_pair *pair = find_pair(group, stream);
 
-        if (!group->is_cpu || (stream && !pair))
+        if (!group->is_cpu || (stream ? !pair : device >= 0 && group->device != device))
             continue;
-        if (out)
-            out[count] = (struct waiting){group->group, stream ? pair->own : NULL};
+        if (out) {
+            group->waiters++;
+            out[count] = (struct waiting){group, stream ? pair->own : NULL};
+        }
         count++;
     }
     return count;
 }
 
-/* Idle is what is asked for: what the group thinks of what ran is ncclEpGetAsyncError's to say. A group that is no
- * longer known has nothing in flight: its destruction frees memory by a free_fn that may well be cudaFree, which waits
- * for all streams. */
+/* Idle is what is asked for: what the group thinks of what ran is ncclEpGetAsyncError's to say. */
 static epx_status wait_idle(const struct waiting *w)
 {
-    epx_status status = epx_stream_sync(w->group, w->stream);
+    const epx_status status = epx_stream_sync(w->group->group, w->stream);
 
-    if (status == EPX_ERR_ARGUMENT)
-        return EPX_OK;
-    return epx_stream_query(w->group, w->stream) == EPX_OK ? EPX_OK : status;
+    return epx_stream_query(w->group->group, w->stream) == EPX_OK ? EPX_OK : status;
 }
 
-ncclResult_t ncclEpxStreamSynchronize(cudaStream_t stream)
+static ncclResult_t synchronize_streams(const char *call, cudaStream_t stream, int device)
 {
-    static const char call[] = "ncclEpxStreamSynchronize";
     epx_status status = EPX_OK;
-    const struct ncclEpGroup *groups;
+    struct ncclEpGroup *groups;
     struct waiting *list;
     size_t count;
 
     groups = group_list_lock();
     pthread_mutex_lock(&lock);
-    count = find_waiting(groups, stream, NULL);
+    count = find_waiting(groups, stream, device, NULL);
     list = malloc((count + 1) * sizeof(*list));
     if (list)
-        find_waiting(groups, stream, list);
+        find_waiting(groups, stream, device, list);
     pthread_mutex_unlock(&lock);
     group_list_unlock();
     if (!list)
         return compat_fail(ncclSystemError, "%s: no memory", call);
-    for (size_t i = 0; i < count && status == EPX_OK; i++)
-        status = wait_idle(&list[i]);
+    for (size_t i = 0; i < count; i++) {
+        const epx_status one = status == EPX_OK ? wait_idle(&list[i]) : EPX_OK;
+
+        group_waiter_leave(list[i].group);
+        status = status == EPX_OK ? one : status;
+    }
     free(list);
     return compat_result(status, call);
 }
 
-static int synchronize(cudaStream_t stream)
+ncclResult_t ncclEpxStreamSynchronize(cudaStream_t stream)
 {
-    return (int)ncclEpxStreamSynchronize(stream);
+    return synchronize_streams("ncclEpxStreamSynchronize", stream, -1);
+}
+
+static int synchronize(cudaStream_t stream, int device)
+{
+    return (int)synchronize_streams("cudaStreamSynchronize", stream, device);
 }
 
 static void find_cudart(void)
@@ -361,9 +368,10 @@ static void find_cudart(void)
         cudart = attach(&hooks);
 }
 
-void streams_attach(void)
+int streams_attach(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
     pthread_once(&once, find_cudart);
+    return cudart ? cudart->current_device() : 0;
 }

@@ -16,8 +16,8 @@ struct capture_node {
 };
 
 struct epxCudartHooks {
-    /* Waits for EPX's work on the stream: 0, or an ncclResult_t. */
-    int (*synchronize)(cudaStream_t stream);
+    /* Waits for EPX's work on the stream; NULL: of the groups of this device. 0, or an ncclResult_t. */
+    int (*synchronize)(cudaStream_t stream, int device);
     /* 0 = fn(arg) will run behind the stream's work; 1 = the stream has none, the caller runs it (fn NULL asks only);
      * negative = failed. */
     int (*call)(cudaStream_t stream, void (*fn)(void *arg), void *arg);
@@ -27,6 +27,7 @@ struct epxCudartHooks {
 
 struct epxCudart {
     int (*is_capturing)(cudaStream_t stream);
+    int (*current_device)(void); /* of the calling thread */
 };
 
 #endif

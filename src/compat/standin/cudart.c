@@ -26,6 +26,7 @@ static const struct {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "an argument is wrong"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "no such kind of copy"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "no such device"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "no such stream, event or graph"},
     {cudaErrorNotReady, "cudaErrorNotReady", "not done yet"},
@@ -183,14 +184,25 @@ cudaError_t cudaMalloc(void **ptr, size_t size)
     *ptr = NULL;
     if (!size)
         return cudaSuccess;
-    return keep_error(posix_memalign(ptr, ALIGNMENT, size) ? cudaErrorMemoryAllocation : cudaSuccess);
+    if (posix_memalign(ptr, ALIGNMENT, size))
+        *ptr = NULL;
+    if (*ptr && known_add(KNOWN_MEMORY, *ptr)) {
+        free(*ptr);
+        *ptr = NULL;
+    }
+    return keep_error(*ptr ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
-/* As CUDA's, it waits for whatever may still use the memory. */
+/* As CUDA's, it waits for whatever may still use the memory. What cudaMalloc did not give is refused. */
 cudaError_t cudaFree(void *ptr)
 {
-    const cudaError_t error = ptr ? cudaDeviceSynchronize() : cudaSuccess;
+    cudaError_t error;
 
+    if (!ptr)
+        return cudaSuccess;
+    if (!known_remove(KNOWN_MEMORY, ptr))
+        return keep_error(cudaErrorInvalidValue);
+    error = cudaDeviceSynchronize();
     free(ptr);
     return error;
 }
@@ -221,7 +233,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 {
     const struct work work = {.kind = WORK_COPY, .copy = {to, from, bytes}};
 
-    (void)kind;
+    if ((unsigned int)kind > cudaMemcpyDefault)
+        return keep_error(cudaErrorInvalidMemcpyDirection);
     if (bytes && (!to || !from))
         return keep_error(cudaErrorInvalidValue);
     return work_submit(stream, &work);

@@ -54,7 +54,7 @@ cudaError_t stream_drain(cudaStream_t stream);
 
 /* ---- Handles that exist (cudart_known.c) ------------------------------------------------------------------------- */
 
-enum known_kind { KNOWN_EVENT, KNOWN_GRAPH, KNOWN_EXEC };
+enum known_kind { KNOWN_EVENT, KNOWN_GRAPH, KNOWN_EXEC, KNOWN_MEMORY };
 
 int known_add(enum known_kind kind, const void *handle); /* -1: no memory */
 int known_has(enum known_kind kind, const void *handle);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which events and graphs exist: a handle is looked up before it is followed, so that one that is none, or was
- * destroyed, is refused and does not end the process. */
+/* Which events, graphs and pieces of memory exist: a handle is looked up before it is followed, so that one that is
+ * none, or was destroyed, is refused and does not end the process. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -20,7 +20,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* Where the handle hangs, or would; with the lock held. */
 static struct known **find(enum known_kind kind, const void *handle)
 {
-    struct known **link = &buckets[((uintptr_t)handle >> 5) % BUCKETS];
+    struct known **link = &buckets[((uintptr_t)handle >> 5 ^ (uintptr_t)handle >> 11) % BUCKETS];
 
     while (*link && ((*link)->handle != handle || (*link)->kind != kind))
         link = &(*link)->next;

@@ -25,6 +25,14 @@ static struct CUstream_st **find(cudaStream_t stream)
     return *link ? link : NULL;
 }
 
+static int current_device(void)
+{
+    int device = 0;
+
+    (void)cudaGetDevice(&device);
+    return device;
+}
+
 /* ---- libnccl_ep.so, where it is ---------------------------------------------------------------------------------- */
 
 static const struct epxCudartHooks *epx;
@@ -38,7 +46,7 @@ cudaError_t stream_drain(cudaStream_t stream)
 {
     const struct epxCudartHooks *hooks = epx_hooks();
 
-    return hooks && hooks->synchronize(stream) ? cudaErrorUnknown : cudaSuccess;
+    return hooks && hooks->synchronize(stream, current_device()) ? cudaErrorUnknown : cudaSuccess;
 }
 
 /* ---- Work -------------------------------------------------------------------------------------------------------- */
@@ -152,7 +160,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
     *stream = s = calloc(1, sizeof(*s));
     if (!s)
         return keep_error(cudaErrorMemoryAllocation);
-    (void)cudaGetDevice(&s->device);
+    s->device = current_device();
     pthread_mutex_lock(&lock);
     s->next = streams;
     streams = s;
@@ -187,10 +195,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
  * wait for. */
 static size_t list_streams(cudaStream_t *out)
 {
+    const int device = current_device();
     size_t count = 0;
-    int device = 0;
 
-    (void)cudaGetDevice(&device);
     for (struct CUstream_st *s = streams; s; s = s->next) {
         if (s->capture || s->device != device)
             continue;
@@ -300,7 +307,7 @@ static int is_capturing(cudaStream_t stream)
 
 const struct epxCudart *epxCudartAttach(const struct epxCudartHooks *hooks)
 {
-    static const struct epxCudart own = {is_capturing};
+    static const struct epxCudart own = {is_capturing, current_device};
 
     __atomic_store_n(&epx, hooks, __ATOMIC_RELEASE); /* pairs with epx_hooks */
     return &own;

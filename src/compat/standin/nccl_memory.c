@@ -64,6 +64,49 @@ static int device_is(const char *name)
     return device && !strcasecmp(device, name);
 }
 
+struct piece { /* host memory that ncclMemAlloc gave */
+    void *ptr;
+    struct piece *next;
+};
+
+static pthread_mutex_t pieces_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct piece *pieces;
+
+static ncclResult_t host_alloc(void **ptr, size_t size)
+{
+    struct piece *piece = malloc(sizeof(*piece));
+
+    if (!piece || posix_memalign(ptr, NCCL_WIN_REQUIRED_ALIGNMENT, size ? size : 1)) {
+        *ptr = NULL;
+        free(piece);
+        return standin_fail(ncclSystemError, "ncclMemAlloc: no %zu bytes", size);
+    }
+    piece->ptr = *ptr;
+    pthread_mutex_lock(&pieces_lock);
+    piece->next = pieces;
+    pieces = piece;
+    pthread_mutex_unlock(&pieces_lock);
+    return ncclSuccess;
+}
+
+static int host_free(void *ptr)
+{
+    struct piece **link = &pieces, *piece;
+
+    pthread_mutex_lock(&pieces_lock);
+    while (*link && (*link)->ptr != ptr)
+        link = &(*link)->next;
+    piece = *link;
+    if (piece)
+        *link = piece->next;
+    pthread_mutex_unlock(&pieces_lock);
+    if (!piece)
+        return -1;
+    free(piece);
+    free(ptr);
+    return 0;
+}
+
 ncclResult_t ncclMemAlloc(void **ptr, size_t size)
 {
     const struct driver *driver = device_is("cuda") ? driver_open() : NULL;
@@ -75,9 +118,7 @@ ncclResult_t ncclMemAlloc(void **ptr, size_t size)
     if (device_is("hip"))
         return standin_fail(ncclInvalidUsage, "ncclMemAlloc: there is none for AMD's GPUs: use hipMalloc");
     if (!device_is("cuda"))
-        return posix_memalign(ptr, NCCL_WIN_REQUIRED_ALIGNMENT, size ? size : 1)
-                   ? standin_fail(ncclSystemError, "ncclMemAlloc: no %zu bytes", size)
-                   : ncclSuccess;
+        return host_alloc(ptr, size);
     if (!driver || driver->mem_alloc(&at, size ? size : 1) != DRIVER_SUCCESS)
         return standin_fail(ncclUnhandledCudaError, "ncclMemAlloc: no %zu bytes on the current GPU (is a device set?)",
                             size);
@@ -89,9 +130,8 @@ ncclResult_t ncclMemFree(void *ptr)
 {
     const struct driver *driver = device_is("cuda") ? driver_open() : NULL;
 
-    if (!device_is("cuda"))
-        free(ptr);
-    else if (ptr && (!driver || driver->mem_free((driver_address)(uintptr_t)ptr) != DRIVER_SUCCESS))
+    if (ptr && (device_is("cuda") ? !driver || driver->mem_free((driver_address)(uintptr_t)ptr) != DRIVER_SUCCESS
+                                  : host_free(ptr)))
         return standin_fail(ncclInvalidArgument, "ncclMemFree: expected a pointer of ncclMemAlloc, got %p", ptr);
     return ncclSuccess;
 }
