@@ -43,10 +43,17 @@ cudaError_t copy(float *host) { float *device; cudaMalloc(&device, 4);
     return cudaMemcpyAsync(device, host, 4, cudaMemcpyDefault); }'
 for cxx in "${compilers[@]}"; do
     "$cxx" -x c++ -std=c++11 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<"$program$typed"
-    # Designated initialisers are C++ since C++20.
+    # Initial values are constants since C++14.
+    "$cxx" -x c++ -std=c++14 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<'#include "nccl_ep.h"
+constexpr ncclEpGroupConfig_t group = NCCL_EP_GROUP_CONFIG_INIT;
+constexpr ncclEpTensor_t tensor = NCCL_EP_TENSOR_INIT;
+static_assert(group.version == 2 && tensor.size == NCCL_EP_TENSOR_SIZE, "constants");'
+    # Designated initialisers are C++ since C++20. Both names of a recipe can be set so.
     "$cxx" -x c++ -std=c++20 -Wall -Wextra -Werror -Wno-missing-field-initializers \
         $standin -fsyntax-only - <<<'#include "nccl_ep.h"
-ncclEpTensor_t t = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, .datatype = ncclFloat32};'
+ncclEpTensor_t t = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, .datatype = ncclFloat32};
+ncclEpDispatchConfig_t d = {.size = 24, .magic = NCCL_EP_MAGIC, .quant_recipe = NCCL_EP_DISP_QUANT_FWD};
+ncclEpCombineConfig_t c = {.size = 20, .magic = NCCL_EP_MAGIC, .quantization_recipe = NCCL_EP_COMB_QUANT_NVFP4};'
 done
 cc -x c -std=c11 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<"$program"
 

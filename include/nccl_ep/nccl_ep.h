@@ -42,14 +42,19 @@
 
 /* Initial values: compound literals in C; in C++, which has none, calls that return the same. */
 #ifdef __cplusplus
-template <typename T> inline T ncclEpxInit(unsigned int magic)
+#if __cplusplus >= 201402L
+#define NCCL_EPX_CONSTEXPR constexpr
+#else
+#define NCCL_EPX_CONSTEXPR inline
+#endif
+template <typename T> NCCL_EPX_CONSTEXPR T ncclEpxInit(unsigned int magic)
 {
     T value = T();
     value.size = (unsigned int)sizeof(T);
     value.magic = magic;
     return value;
 }
-template <typename T> inline T ncclEpxInitGroup()
+template <typename T> NCCL_EPX_CONSTEXPR T ncclEpxInitGroup()
 {
     T value = ncclEpxInit<T>(NCCL_EP_MAGIC);
     value.version = NCCL_EP_API_VERSION;
@@ -132,7 +137,7 @@ typedef struct ncclEpGroupConfig {
     unsigned int
         max_recv_tokens_per_rank;       /* high throughput, T: N is at least this; AUTO (eager): what a routing needs */
     unsigned int max_token_bytes;       /* of one row, with the scales that travel with it; high throughput: in 16s */
-    unsigned long int rdma_buffer_size; /* AUTO, or at least what EPX takes for the algorithm */
+    unsigned long int rdma_buffer_size; /* low latency: AUTO, or room for R*M rows at least; EPX takes what it needs */
     unsigned int num_qp_per_rank;       /* no meaning here */
     unsigned int num_channels;          /* no meaning here */
     unsigned int max_num_sms;           /* of a GPU; no meaning on the CPU device */
@@ -323,11 +328,12 @@ NCCL_EP_STATIC_ASSERT_STRUCT_ABI(ncclEpCombineConfig_t, NCCL_EP_COMBINE_CONFIG);
 NCCL_EP_STATIC_ASSERT_STRUCT_ABI_BOUNDARY(ncclEpCombineConfig_t, NCCL_EP_COMBINE_CONFIG, 1);
 NCCL_EP_STATIC_ASSERT_STRUCT_ABI(ncclEpCompleteConfig_t, NCCL_EP_COMPLETE_CONFIG);
 
-/* ---- Masks and errors: 1 = active, 0 = masked. The first three need enable_mask --------------------------------- */
+/* ---- Masks and errors: 1 = active, 0 = masked. All need enable_mask, else ncclInvalidUsage ---------------------- */
 
 NCCL_EP_API ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status,
                                          cudaStream_t stream); /* device [R] */
-/* Masks more ranks; one that is masked comes back by ncclEpMaskClean only. */
+/* Stores the array. 1 for a rank that it masked before: as long as no operation has begun since; else ncclEpMaskClean
+ * brings the rank back. */
 NCCL_EP_API ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStream_t stream); /* host [R] */
 /* Low latency: collective over the ranks that are not masked; one that is returns at once. All are active again: those
  * that were masked take part from the next operation on, where all ranks meet. High throughput: collective over the
@@ -342,6 +348,9 @@ NCCL_EP_API ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group);
 
 /* The sentence of the last failed call on this thread ("" if none): what was expected and what was given. */
 NCCL_EP_API const char *ncclEpxGetLastError(void);
+/* ncclEpGetAsyncError and ncclEpErrorClear for every group, with enable_mask or without. */
+NCCL_EP_API ncclResult_t ncclEpxGetAsyncError(ncclEpGroup_t ep_group, int *error_out);
+NCCL_EP_API ncclResult_t ncclEpxErrorClear(ncclEpGroup_t ep_group);
 /* Device memory that the node's ranks read and write in place: for tensors. It ends with the group, or by MemFree. */
 NCCL_EP_API ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr);
 NCCL_EP_API ncclResult_t ncclEpxMemFree(ncclEpGroup_t ep_group, void *ptr);

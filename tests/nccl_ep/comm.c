@@ -291,7 +291,7 @@ static void *run_rank(void *arg)
     if (!group)
         return NULL;
     use_window(group);
-    CHECK(ncclEpGetAsyncError(group, &error) == ncclSuccess && !error);
+    CHECK(ncclEpxGetAsyncError(group, &error) == ncclSuccess && !error);
     CHECK(ncclEpGroupDestroy(group) == ncclSuccess);
     return NULL;
 }

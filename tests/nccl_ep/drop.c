@@ -271,7 +271,7 @@ static int test_trap(ncclEpOverflowPolicy_t policy, int early)
         CHECK(!refused || strstr(ncclEpxGetLastError(), "16 rows are needed"));
         CHECK(!refused || strstr(ncclEpxGetLastError(), "got 8"));
         TRY(cudaStreamSynchronize(world.stream));
-        TRY(ncclEpGetAsyncError(s.group, &error));
+        TRY(ncclEpxGetAsyncError(s.group, &error));
         CHECK(error);
         CHECK(!refused || (!tensor_pair_get(&s.out) && small_row_is(&s.out, 0, FILL)));
         return small_close(&s);

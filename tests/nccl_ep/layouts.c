@@ -101,7 +101,7 @@ static int test_interleaved(const struct spec *spec)
             return -1;
     }
     TRY(ncclEpComplete(a.handle, NULL, world.stream)); /* nothing is staged */
-    TRY(ncclEpGetAsyncError(a.group, &error));
+    TRY(ncclEpxGetAsyncError(a.group, &error));
     CHECK(error == 0);
     return nccl_case_close(&b) || nccl_case_close(&c) || nccl_case_close_alone(&a) ? -1 : 0;
 }

@@ -176,6 +176,8 @@ static int no_group(ncclEpGroup_t group, ncclEpTensor_t *idx)
     EXPECT(BAD, ncclEpMaskClean(group, world.stream));
     EXPECT(BAD, ncclEpGetAsyncError(group, &number));
     EXPECT(BAD, ncclEpErrorClear(group));
+    EXPECT(BAD, ncclEpxGetAsyncError(group, &number));
+    EXPECT(BAD, ncclEpxErrorClear(group));
     EXPECT(BAD, ncclEpxMemAlloc(group, 16, &ptr));
     EXPECT(BAD, ncclEpxMemFree(group, &number));
     EXPECT(group ? BAD : ncclSuccess, ncclEpGroupDestroy(group));

@@ -214,19 +214,71 @@ static ncclEpTensor_t no_tensor(void)
     return nonsense;
 }
 
-/* Low latency looks at one tensor of layout_info, the counters of its layout: not at offsets and total. */
+/* Low latency looks at one tensor of layout_info, the counters of its layout: not at offsets and total. Its combine
+ * looks at no inputs.topk_weights, and RANK_MAJOR's at no outputs.topk_weights. */
 static int test_low_latency_ignores(ncclEpLayout_t layout)
 {
     const ncclEpGroupConfig_t config = small_config(LL, 0);
-    const int ids[] = {0, 1, 2, 3};
+    const int to = 2 * world.rank, ids[] = {to, to + 1, to, to + 1};
     ncclEpTensor_t nonsense = no_tensor();
     struct small s;
 
     if (small_open(&s, &config, layout, 1, 1, 0, PLAIN) || small_route(&s, ids, 4))
         return -1;
-    s.calls.info.expert_offsets = s.calls.info.recv_total_counter = &nonsense;
-    if (small_dispatch(&s, 0) || small_combine(&s, 0))
+    for (int t = 0; t < SMALL_TOKENS; t++) /* EXPERT_MAJOR reads them */
+        ((float *)s.weights.view.data)[t] = 1;
+    if (tensor_pair_put(&s.weights))
         return -1;
+    s.calls.info.expert_offsets = s.calls.info.recv_total_counter = &nonsense;
+    s.calls.cin.topk_weights = &nonsense;
+    if (layout == RANK_MAJOR)
+        s.calls.cout.topk_weights = &nonsense;
+    return small_there_and_back(&s) || small_close(&s) ? -1 : 0;
+}
+
+/* Zones, their offsets and their alignment are high throughput's EXPERT_MAJOR's: others do not look at either. */
+static int test_zones_ignored(ncclEpAlgorithm_t algorithm, ncclEpLayout_t layout)
+{
+    const ncclEpGroupConfig_t config = small_config(algorithm, algorithm == HT ? 32 : 0);
+    const int to = 2 * world.rank, ids[] = {to, to + 1, to, to + 1};
+    ncclEpTensor_t nonsense = no_tensor();
+    size_t bytes[2] = {0, 0};
+    ncclEpHandleConfig_t odd = NCCL_EP_HANDLE_CONFIG_INIT;
+    struct small s;
+
+    odd.dispatch_output_per_expert_alignment = 12;
+    if (small_open(&s, &config, layout, 12, 1, 32, PLAIN))
+        return -1;
+    TRY(ncclEpHandleMemSize(s.group, layout, NULL, &bytes[0], 1));
+    TRY(ncclEpHandleMemSize(s.group, layout, &odd, &bytes[1], 1));
+    CHECK(bytes[0] == bytes[1]);
+    s.calls.info.expert_offsets = &nonsense;
+    for (int t = 0; t < SMALL_TOKENS; t++)
+        ((float *)s.weights.view.data)[t] = 1;
+    if (tensor_pair_put(&s.weights) || small_route(&s, ids, 4) || small_there_and_back(&s))
+        return -1;
+    if (algorithm == HT) /* no padding: 4 rows of 2 experts */
+        CHECK(small_count(&s.total, 0) == 4 && small_count(&s.counts, 0) == 2);
+    return small_close(&s);
+}
+
+/* A recipe is checked before anything else of the call: what it refuses is InvArg also where the direction is
+ * InvUse. */
+static int test_recipe_first(void)
+{
+    const ncclEpGroupConfig_t config = small_config(LL, 0);
+    const int ids[] = {0, 0, 0, 0};
+    struct small s;
+
+    if (small_open(&s, &config, EXPERT_MAJOR, 1, 1, 0, PLAIN) || small_route(&s, ids, 4))
+        return -1;
+    s.calls.config.pass_direction = s.calls.cconfig.pass_direction = NCCL_EP_BWD_PASS;
+    EXPECT(USAGE, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, &s.calls.config, world.stream));
+    EXPECT(USAGE, ncclEpCombine(s.handle, &s.calls.cin, &s.calls.cout, &s.calls.cconfig, world.stream));
+    s.calls.config.quant_recipe = (ncclEpDispQuant_t)3;
+    s.calls.cconfig.quant_recipe = (ncclEpCombQuant_t)2;
+    EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, &s.calls.config, world.stream));
+    EXPECT(BAD, ncclEpCombine(s.handle, &s.calls.cin, &s.calls.cout, &s.calls.cconfig, world.stream));
     return small_close(&s);
 }
 
@@ -419,6 +471,30 @@ static int test_configurations(void)
     return 0;
 }
 
+/* An explicit rdma_buffer_size that is too small is InvUse when a handle is made; high throughput does not look. */
+static int test_buffer_size(void)
+{
+    const unsigned long least = (unsigned long)world.nranks * SMALL_TOKENS * SMALL_HIDDEN * 2;
+    const unsigned long sizes[] = {1, least - 1, least, 1ul << 40};
+    ncclEpGroupConfig_t c = small_config(LL, 0);
+    ncclEpHandle_t handle;
+    ncclEpGroup_t group;
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        c.rdma_buffer_size = sizes[i];
+        TRY(ncclEpCreateGroup(&group, world.comm, &c));
+        EXPECT(sizes[i] < least ? USAGE : ncclSuccess, ncclEpInitHandle(&handle, group, EXPERT_MAJOR, NULL, 1, NULL));
+        CHECK(!handle == (sizes[i] < least));
+        TRY(ncclEpGroupDestroy(group));
+    }
+    c = small_config(HT, 32);
+    c.rdma_buffer_size = 1;
+    TRY(ncclEpCreateGroup(&group, world.comm, &c));
+    TRY(ncclEpInitHandle(&handle, group, FLAT, NULL, 1, NULL));
+    TRY(ncclEpGroupDestroy(group));
+    return 0;
+}
+
 /* Variables of the environment: the two paths of expert-major exclude each other, and want room for all copies. */
 static int test_environment(void)
 {
@@ -473,9 +549,11 @@ int test_rules(void)
                    test_destroy() || test_layout_info() || test_ignored(FLAT) || test_ignored(EXPERT_MAJOR) ||
                    test_long_counters(FLAT) || test_long_counters(EXPERT_MAJOR) ||
                    test_low_latency_ignores(EXPERT_MAJOR) || test_low_latency_ignores(RANK_MAJOR) ||
-                   test_rank_major(1, 4) || test_rank_major(0, 4) || test_rank_major(0, 0) || test_rank_major(1, 1) ||
-                   test_global_ids(LL) || test_global_ids(HT) || test_tail(FLAT) || test_tail(EXPERT_MAJOR) ||
-                   test_configurations() || test_environment() || test_stale_routing(FLAT) ||
+                   test_zones_ignored(HT, FLAT) || test_zones_ignored(LL, EXPERT_MAJOR) ||
+                   test_zones_ignored(LL, RANK_MAJOR) || test_recipe_first() || test_rank_major(1, 4) ||
+                   test_rank_major(0, 4) || test_rank_major(0, 0) || test_rank_major(1, 1) || test_global_ids(LL) ||
+                   test_global_ids(HT) || test_tail(FLAT) || test_tail(EXPERT_MAJOR) || test_configurations() ||
+                   test_buffer_size() || test_environment() || test_stale_routing(FLAT) ||
                    test_stale_routing(EXPERT_MAJOR)
                ? -1
                : 0;

@@ -56,6 +56,7 @@ bench 0 "Dispatch validation: PASSED" --algorithm ht --mxfp8 --dispatch-only --v
 bench 0 "Dispatch validation: PASSED" --algorithm ll --dispatch-quantization scales-forward --dispatch-only \
     --scales-forward-token-dtype fp4x2 --scales-forward-scale-dtype uint8 --validate
 bench 0 "Combine validation: PASSED" --algorithm ll --combine-quantization nvfp4 --validate
+NCCL_EP_BENCH_VERBOSE_VALIDATION=1 bench 0 "worst element: token" --algorithm ht --validate
 bench 0 "Mask test: PASSED" --mask-test
 EPX_BENCH_CORRUPT=1 bench 2 "Mask test: FAILED" --mask-test
 bench 1 "needs 4 ranks, got 3" --mask-test -n 3

@@ -323,7 +323,23 @@ static float expected_sum(const struct check *c, const int64_t *idx, const float
 struct difference {
     double product, squares;
     int64_t unequal;
+    double worst; /* the largest difference of one value: where, and what */
+    int token, column;
+    float got, expected;
 };
+
+static void keep_worst(struct difference *d, int token, int column, float got, float expected)
+{
+    const double by = fabs((double)got - (double)expected);
+
+    if (by > d->worst || !(by <= d->worst) || !d->squares) {
+        d->worst = by;
+        d->token = token;
+        d->column = column;
+        d->got = got;
+        d->expected = expected;
+    }
+}
 
 static void check_token(struct check *c, int token, const unsigned char *out, struct difference *d)
 {
@@ -337,6 +353,7 @@ static void check_token(struct check *c, int token, const unsigned char *out, st
             expected_sum(c, idx_of(c, world.rank, token), c->all[world.rank].weights + (size_t)token * (size_t)s->K, x);
         const float got = load_float(s->token, out + ((size_t)token * (size_t)s->H + (size_t)h) * element);
 
+        keep_worst(d, token, h, got, expected);
         d->product += 2.0 * ((double)got + 1) * ((double)expected + 1);
         d->squares += ((double)got + 1) * ((double)got + 1) + ((double)expected + 1) * ((double)expected + 1);
         d->unequal += got != expected;
@@ -346,7 +363,7 @@ static void check_token(struct check *c, int token, const unsigned char *out, st
 static void check_combine(struct check *c)
 {
     unsigned char *out = buffer_to_host(&c->b->out);
-    struct difference d = {0, 0, 0};
+    struct difference d = {0};
     double diff;
 
     for (int t = 0; t < c->b->mine.tokens; t++)
@@ -356,6 +373,9 @@ static void check_combine(struct check *c)
         wrong(c, "combined values that are not byte-exact", d.unequal, diff, 0);
     else if (!(diff < (c->s->o->combine_quant ? 1e-2 : HT_MOST)))
         wrong(c, "calc_diff of combined tokens of rank", world.rank, diff, HT_MOST);
+    if (getenv("NCCL_EP_BENCH_VERBOSE_VALIDATION") && c->b->mine.tokens)
+        printf("rank %d: combine: calc_diff %g, worst element: token %d, column %d: expected %g, got %g\n", world.rank,
+               diff, d.token, d.column, (double)d.expected, (double)d.got);
     free(out);
 }
 

@@ -20,7 +20,7 @@
 #endif
 
 /* Bytes from the start of a struct to past a field. */
-#define NCCL_EP_FIELD_END(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
+#define NCCL_EP_FIELD_END(type, field) ((unsigned int)(offsetof(type, field) + sizeof(((type *)0)->field)))
 /* Does the caller's struct, which may be of another version, have the field? */
 #define NCCL_EP_HAS_FIELD(ptr, type, field) ((ptr) != NULL && (ptr)->size >= NCCL_EP_FIELD_END(type, field))
 

@@ -131,7 +131,8 @@ FUNCTIONS = {
     "ncclEpInitHandle": "ppipip", "ncclEpUpdateHandle": "pppp", "ncclEpCreateHandle": "ppipppp",
     "ncclEpHandleDestroy": "p", "ncclEpDispatch": "pppppp", "ncclEpCombine": "ppppp", "ncclEpComplete": "ppp",
     "ncclEpMaskQuery": "ppp", "ncclEpMaskUpdate": "ppp", "ncclEpMaskClean": "pp", "ncclEpGetAsyncError": "pp",
-    "ncclEpErrorClear": "p", "ncclEpxStreamSynchronize": "p", "ncclEpxGetLastError": "",
+    "ncclEpErrorClear": "p", "ncclEpxGetAsyncError": "pp", "ncclEpxErrorClear": "p",
+    "ncclEpxStreamSynchronize": "p", "ncclEpxGetLastError": "",
 }
 
 

@@ -112,10 +112,10 @@ class Group:
         call("ncclEpMaskClean", self.ptr, stream_pointer(stream))
 
     def async_error(self) -> bool:
-        """Has an operation failed, or a rank been masked, since error_clear()?"""
+        """Has an operation failed, or a rank been masked, since error_clear()? Of groups without masks, too."""
         error = ctypes.c_int()
-        call("ncclEpGetAsyncError", self.ptr, ctypes.byref(error))
+        call("ncclEpxGetAsyncError", self.ptr, ctypes.byref(error))
         return error.value != 0
 
     def error_clear(self) -> None:
-        call("ncclEpErrorClear", self.ptr)
+        call("ncclEpxErrorClear", self.ptr)

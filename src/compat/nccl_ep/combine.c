@@ -4,24 +4,30 @@
 
 static const char call[] = "ncclEpCombine";
 
-static ncclResult_t take_tensors(const struct ncclEpGroup *group, struct combine *c)
+/* Low latency's EXPERT_MAJOR reads them, high throughput's backward pass writes them; the others do not look. */
+static int looks_at_out_weights(const struct ncclEpHandle *handle, const struct combine *c)
 {
+    return handle->group->low_latency ? handle->config.layout == EPX_EXPERT_MAJOR
+                                      : c->config.pass_direction == NCCL_EP_BWD_PASS;
+}
+
+static ncclResult_t take_tensors(const struct ncclEpHandle *handle, struct combine *c)
+{
+    const struct ncclEpGroup *group = handle->group;
     const struct {
         const char *name;
         const ncclEpTensor_t *given;
         struct compat_tensor *out;
-    } parts[] = {{"inputs.tokens", c->in.tokens, &c->tokens},
-                 {"inputs.topk_weights", c->in.topk_weights, &c->weights},
-                 {"inputs.scales", c->in.scales, &c->scales},
-                 {"outputs.tokens", c->out.tokens, &c->out_tokens}};
+    } parts[] = {
+        {"inputs.tokens", c->in.tokens, &c->tokens},
+        {"inputs.topk_weights", group->low_latency ? NULL : c->in.topk_weights, &c->weights},
+        {"inputs.scales", c->in.scales, &c->scales},
+        {"outputs.tokens", c->out.tokens, &c->out_tokens},
+        {"outputs.topk_weights", looks_at_out_weights(handle, c) ? c->out.topk_weights : NULL, &c->out_weights}};
     ncclResult_t result = ncclSuccess;
 
     for (size_t i = 0; result == ncclSuccess && i < sizeof(parts) / sizeof(parts[0]); i++)
         result = compat_tensor(group, call, parts[i].name, parts[i].given, parts[i].out);
-    c->out_weights.at = NULL;
-    /* High throughput's forward combine does not look at outputs.topk_weights. */
-    if (result == ncclSuccess && (group->low_latency || c->config.pass_direction == NCCL_EP_BWD_PASS))
-        result = compat_tensor(group, call, "outputs.topk_weights", c->out.topk_weights, &c->out_weights);
     return result;
 }
 
@@ -36,10 +42,10 @@ static ncclResult_t take_call(const struct ncclEpHandle *handle, const ncclEpCom
     if (result == ncclSuccess)
         result = struct_take(call, "config", config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, &c->config, sizeof(c->config));
     if (result == ncclSuccess)
-        result = operation_check(handle, call, c->config.pass_direction);
+        result = take_tensors(handle, c);
     if (result == ncclSuccess)
-        result = take_tensors(handle->group, c);
-    return result == ncclSuccess ? combine_recipe(handle, call, c) : result;
+        result = combine_recipe(handle, call, c);
+    return result == ncclSuccess ? operation_check(handle, call, c->config.pass_direction) : result;
 }
 
 /* High throughput, backward: rows of tokens and of weights belong together. */
@@ -65,20 +71,12 @@ static ncclResult_t place_weights(const struct ncclEpHandle *handle, struct comb
     const int low = handle->group->low_latency, major = handle->config.layout == EPX_EXPERT_MAJOR;
 
     if (low) {
-        if (c->weights.at)
-            return compat_fail(ncclInvalidArgument, "%s: inputs.topk_weights: low latency has none, expected NULL",
-                               call);
         if (major && !c->out_weights.at)
             return compat_fail(
                 ncclInvalidArgument,
                 "%s: outputs.topk_weights: EXPERT_MAJOR reads the weights of this rank's tokens there, got "
                 "NULL",
                 call);
-        if (!major && c->out_weights.at)
-            return compat_fail(ncclInvalidArgument,
-                               "%s: outputs.topk_weights: RANK_MAJOR sums rows that the caller has weighted, expected "
-                               "NULL",
-                               call);
         in->topk_weights = c->out_weights.at;
         return ncclSuccess;
     }

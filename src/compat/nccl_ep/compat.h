@@ -177,9 +177,12 @@ struct compat_layout {
     const epx_layout_info *at; /* NULL where nothing was asked for */
     int global_ids;            /* recv_topk_idx_kind */
 };
-/* `tensors` 0: only recv_topk_idx_kind is looked at. */
+/* Tensors of layout_info that a call looks at; at recv_topk_idx_kind every one does. */
+enum { LOOK_EXPERT_COUNTERS = 1, LOOK_RANK_COUNTERS = 2, LOOK_OFFSETS = 4, LOOK_TOTAL = 8 };
+unsigned int update_looks_at(const struct ncclEpGroup *group, int layout);
+unsigned int dispatch_looks_at(const struct ncclEpGroup *group);
 ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,
-                           int tensors, struct compat_layout *out);
+                           unsigned int looks_at, struct compat_layout *out);
 
 /* ---- Quantisation recipes (recipe.c) ----------------------------------------------------------------------------- */
 

@@ -32,7 +32,7 @@ static ncclResult_t take_tensors(const struct ncclEpGroup *group, const ncclEpLa
         if (result != ncclSuccess)
             return result;
     }
-    return compat_layout(group, call, info, group->low_latency, &d->layout);
+    return compat_layout(group, call, info, dispatch_looks_at(group), &d->layout);
 }
 
 /* What low latency demands beyond what EPX does. */
@@ -125,10 +125,10 @@ static ncclResult_t take_call(const struct ncclEpHandle *handle, const ncclEpDis
     if (result == ncclSuccess)
         result = struct_take(call, "config", config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, &d->config, sizeof(d->config));
     if (result == ncclSuccess)
-        result = operation_check(handle, call, d->config.pass_direction);
-    if (result == ncclSuccess)
         result = take_tensors(handle->group, layout_info, d);
-    return result == ncclSuccess ? dispatch_recipe(handle, call, d) : result;
+    if (result == ncclSuccess)
+        result = dispatch_recipe(handle, call, d);
+    return result == ncclSuccess ? operation_check(handle, call, d->config.pass_direction) : result;
 }
 
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t *inputs,

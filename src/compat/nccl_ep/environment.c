@@ -45,7 +45,7 @@ static const struct {
     {"NCCL_EP_JIT_NVCC", "no effect: nothing is compiled at run time", 0},
     {"NCCL_EP_JIT_CACHE_DIR", "no effect: nothing is compiled at run time", 0},
     {"NCCL_EP_JIT_LOG", "no effect: nothing is compiled at run time", 0},
-    {"NCCL_EP_BENCH_VERBOSE_VALIDATION", "no effect: of the benchmark, not of the library", 0},
+    {"NCCL_EP_BENCH_VERBOSE_VALIDATION", "no effect on the library: epx ep-bench prints the worst element", 0},
 };
 
 static const char *value_of(const char *name)

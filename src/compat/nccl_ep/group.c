@@ -182,23 +182,15 @@ static ncclResult_t limit_sms(const ncclEpGroupConfig_t *c, const struct environ
     return ncclSuccess;
 }
 
-static ncclResult_t check_buffer(const ncclEpGroupConfig_t *c, const epx_group_config *config, int nranks)
+/* EPX allocates what it needs. A size that no layout fits is refused where a layout is asked for (ncclEpInitHandle). */
+static void tell_buffer(const ncclEpGroupConfig_t *c, const epx_group_config *config, int nranks)
 {
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
-    uint64_t needed;
-    epx_status status;
 
-    if (c->rdma_buffer_size == NCCL_EP_AUTO)
-        return ncclSuccess;
-    status = epx_group_memory(config, nranks, &info);
-    if (status != EPX_OK)
-        return compat_result(status, create);
-    needed = config->modes == EPX_LOW_LATENCY ? info.low_latency_bytes : info.high_throughput_bytes;
-    if (c->rdma_buffer_size < needed)
-        return compat_fail(ncclInvalidUsage,
-                           "%s: config.rdma_buffer_size: expected NCCL_EP_AUTO or at least %llu bytes, got %lu", create,
-                           (unsigned long long)needed, c->rdma_buffer_size);
-    return ncclSuccess;
+    if (c->rdma_buffer_size != NCCL_EP_AUTO && epx_group_memory(config, nranks, &info) == EPX_OK)
+        log_line(LOG_INFO, "%s: config.rdma_buffer_size is %lu: EPX takes %llu bytes here", create, c->rdma_buffer_size,
+                 (unsigned long long)(config->modes == EPX_LOW_LATENCY ? info.low_latency_bytes
+                                                                       : info.high_throughput_bytes));
 }
 
 /* ---- Creation and destruction ------------------------------------------------------------------------------------ */
@@ -223,10 +215,9 @@ static ncclResult_t open_group(struct ncclEpGroup *group)
     warn_unused("num_channels", config->num_channels);
     c = make_config(config, &group->comm, group->max_topk);
     result = limit_sms(config, &group->env, &c);
-    if (result == ncclSuccess)
-        result = check_buffer(config, &c, group->comm.nranks);
     if (result != ncclSuccess)
         return result;
+    tell_buffer(config, &c, group->comm.nranks);
     if (config->alloc.alloc_fn) {
         c.device_alloc = device_alloc;
         c.device_free = device_free;
@@ -333,11 +324,21 @@ static ncclResult_t show_self_masked(struct ncclEpGroup *group, const char *call
     return compat_fail(ncclSystemError, "%s: the CUDA driver cannot write mask_status", call);
 }
 
+/* A group with masks: of another these calls are refused before they look at anything. */
+static ncclResult_t group_need_masks(const struct ncclEpGroup *group, const char *call)
+{
+    const ncclResult_t result = group_need(group, call);
+
+    if (result == ncclSuccess && !group->config.enable_mask)
+        return compat_fail(ncclInvalidUsage, "%s: expected a group with enable_mask", call);
+    return result;
+}
+
 ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStream_t stream)
 {
     static const char call[] = "ncclEpMaskQuery";
     epx_stream own;
-    ncclResult_t result = group_need(ep_group, call);
+    ncclResult_t result = group_need_masks(ep_group, call);
 
     if (result == ncclSuccess)
         result = compat_stream(ep_group, stream, call, &own);
@@ -353,8 +354,7 @@ ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStrea
 static ncclResult_t update_masks(struct ncclEpGroup *group, const char *call, const int *mask, epx_stream stream)
 {
     const size_t bytes = (size_t)group->comm.nranks * sizeof(*mask);
-    /* A group without masks refuses the call, whatever is at `mask`. */
-    const int self = group->comm.rank, masks_self = group->config.enable_mask && mask[self] == 0;
+    const int self = group->comm.rank, masks_self = mask[self] == 0;
     int *others;
     ncclResult_t result;
 
@@ -376,7 +376,7 @@ ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStrea
 {
     static const char call[] = "ncclEpMaskUpdate";
     epx_stream own;
-    ncclResult_t result = group_need(ep_group, call);
+    ncclResult_t result = group_need_masks(ep_group, call);
 
     if (result == ncclSuccess)
         result = compat_stream(ep_group, stream, call, &own);
@@ -400,13 +400,13 @@ ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream)
     epx_stream own;
     epx_status status;
     int failed;
-    ncclResult_t result = group_need(ep_group, call);
+    ncclResult_t result = group_need_masks(ep_group, call);
 
     if (result == ncclSuccess)
         result = compat_stream(ep_group, stream, call, &own);
     if (result != ncclSuccess)
         return result;
-    if (ep_group->low_latency && ep_group->config.enable_mask && !ep_group->handles_made)
+    if (ep_group->low_latency && !ep_group->handles_made)
         return compat_fail(ncclInvalidUsage, "%s: expected a group that has had a handle", call);
     if (is_left_out(ep_group) || (ep_group->low_latency && ep_group->self_masked)) {
         ep_group->rejoin = 1;
@@ -471,47 +471,73 @@ ncclResult_t group_rejoin(struct ncclEpGroup *group, const char *call, cudaStrea
     return route_again(group, call, own);
 }
 
+static ncclResult_t get_error(struct ncclEpGroup *group, const char *call, int *error_out)
+{
+    epx_error_info info = EPX_ERROR_INFO_INIT;
+    epx_status status;
+    ncclResult_t result = pointer_need_result(call, "error_out", error_out, sizeof(*error_out));
+
+    if (result != ncclSuccess)
+        return result;
+    status = group->rejoin && is_left_out(group) ? EPX_OK : epx_group_error(group->group, &info);
+    *error_out = group->error_kept || status != EPX_OK;
+    (void)compat_result(status, call); /* keeps the sentence */
+    /* As operation_result(): a kernel has found that the T rows of the tensors are too few. */
+    if (status == EPX_ERR_OVERFLOW && group_traps(group) &&
+        info.seen == (int64_t)group->config.max_recv_tokens_per_rank)
+        (void)epx_group_abort(group->group, EPX_ERR_OVERFLOW);
+    return ncclSuccess;
+}
+
+static ncclResult_t clear_error(struct ncclEpGroup *group, const char *call)
+{
+    ncclResult_t result;
+
+    if (is_left_out(group) || group->rejoin) {
+        group->error_kept = 0;
+        group->rejoin = 1; /* what is left to clear is cleared when all ranks meet */
+        return ncclSuccess;
+    }
+    if (group->error_kept && epx_group_error(group->group, NULL) == EPX_OK) {
+        group->error_kept = 0; /* the ranks have met since: nothing is left to clear with the others */
+        return ncclSuccess;
+    }
+    result = compat_result(epx_group_error_clear(group->group), call);
+    if (result == ncclSuccess)
+        group->error_kept = 0;
+    return result;
+}
+
 ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out)
 {
     static const char call[] = "ncclEpGetAsyncError";
-    ncclResult_t result = group_need(ep_group, call);
-    epx_error_info info = EPX_ERROR_INFO_INIT;
-    epx_status status;
+    const ncclResult_t result = group_need_masks(ep_group, call);
 
-    if (result == ncclSuccess)
-        result = pointer_need_result(call, "error_out", error_out, sizeof(*error_out));
-    if (result != ncclSuccess)
-        return result;
-    status = ep_group->rejoin && is_left_out(ep_group) ? EPX_OK : epx_group_error(ep_group->group, &info);
-    *error_out = ep_group->error_kept || status != EPX_OK;
-    (void)compat_result(status, call); /* keeps the sentence */
-    /* As operation_result(): a kernel has found that the T rows of the tensors are too few. */
-    if (status == EPX_ERR_OVERFLOW && group_traps(ep_group) &&
-        info.seen == (int64_t)ep_group->config.max_recv_tokens_per_rank)
-        (void)epx_group_abort(ep_group->group, EPX_ERR_OVERFLOW);
-    return ncclSuccess;
+    return result == ncclSuccess ? get_error(ep_group, call, error_out) : result;
 }
 
 ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group)
 {
     static const char call[] = "ncclEpErrorClear";
-    ncclResult_t result = group_need(ep_group, call);
+    const ncclResult_t result = group_need_masks(ep_group, call);
 
-    if (result != ncclSuccess)
-        return result;
-    if (is_left_out(ep_group) || ep_group->rejoin) {
-        ep_group->error_kept = 0;
-        ep_group->rejoin = 1; /* what is left to clear is cleared when all ranks meet */
-        return ncclSuccess;
-    }
-    if (ep_group->error_kept && epx_group_error(ep_group->group, NULL) == EPX_OK) {
-        ep_group->error_kept = 0; /* the ranks have met since: nothing is left to clear with the others */
-        return ncclSuccess;
-    }
-    result = compat_result(epx_group_error_clear(ep_group->group), call);
-    if (result == ncclSuccess)
-        ep_group->error_kept = 0;
-    return result;
+    return result == ncclSuccess ? clear_error(ep_group, call) : result;
+}
+
+ncclResult_t ncclEpxGetAsyncError(ncclEpGroup_t ep_group, int *error_out)
+{
+    static const char call[] = "ncclEpxGetAsyncError";
+    const ncclResult_t result = group_need(ep_group, call);
+
+    return result == ncclSuccess ? get_error(ep_group, call, error_out) : result;
+}
+
+ncclResult_t ncclEpxErrorClear(ncclEpGroup_t ep_group)
+{
+    static const char call[] = "ncclEpxErrorClear";
+    const ncclResult_t result = group_need(ep_group, call);
+
+    return result == ncclSuccess ? clear_error(ep_group, call) : result;
 }
 
 /* ---- Memory that the node reaches -------------------------------------------------------------------------------- */

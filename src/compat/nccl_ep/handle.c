@@ -48,11 +48,26 @@ static ncclResult_t check_copies(const struct ncclEpGroup *group, const char *ca
                        group->env.local_dup ? "LOCAL" : "NVLINK", (long long)rows, c->max_recv_tokens_per_rank);
 }
 
+/* Low latency with a size of its buffer given: the rows that one rank may receive must fit, of which any layout has at
+ * least these. */
+static ncclResult_t check_buffer(const struct ncclEpGroup *group, const char *call)
+{
+    const ncclEpGroupConfig_t *c = &group->config;
+    const uint64_t rows = (uint64_t)group->comm.nranks * c->max_dispatch_tokens_per_rank * c->max_token_bytes;
+
+    if (!group->low_latency || c->rdma_buffer_size == NCCL_EP_AUTO || c->rdma_buffer_size >= rows)
+        return ncclSuccess;
+    return compat_fail(ncclInvalidUsage,
+                       "%s: the group's rdma_buffer_size: expected NCCL_EP_AUTO or at least %llu bytes, got %lu", call,
+                       (unsigned long long)rows, c->rdma_buffer_size);
+}
+
+/* Of zones, which only high throughput's EXPERT_MAJOR has: the others do not look at it. */
 static ncclResult_t take_alignment(const char *call, const ncclEpHandleConfig_t *config, epx_handle_config *out)
 {
     const size_t alignment = config->dispatch_output_per_expert_alignment;
 
-    if (alignment <= 1)
+    if (alignment <= 1 || out->mode != EPX_HIGH_THROUGHPUT || out->layout != EPX_EXPERT_MAJOR)
         return ncclSuccess;
     if (alignment > 1u << 20 || (alignment & (alignment - 1)))
         return compat_fail(ncclInvalidArgument,
@@ -150,6 +165,8 @@ static ncclResult_t init_handle(const char *call, ncclEpHandle_t *out, struct nc
     if (result == ncclSuccess)
         result = make_config(group, call, layout, config, num_topk, &c);
     if (result == ncclSuccess)
+        result = check_buffer(group, call);
+    if (result == ncclSuccess)
         result = take_memory(group, call, handle_mem, &c);
     if (result != ncclSuccess)
         return result;
@@ -193,9 +210,8 @@ static ncclResult_t update_handle(const char *call, struct ncclEpHandle *handle,
     epx_stream own;
     ncclResult_t result = take_topk(group, call, topk_idx, &topk);
 
-    /* Low latency fills counters in dispatch, and looks at none here. */
     if (result == ncclSuccess)
-        result = compat_layout(group, call, layout_info, !group->low_latency, &layout);
+        result = compat_layout(group, call, layout_info, update_looks_at(group, handle->config.layout), &layout);
     if (result == ncclSuccess)
         result = compat_stream(group, stream, call, &own);
     if (result == ncclSuccess && !group_waits_to_rejoin(group)) /* else the ranks take it when they meet */
@@ -236,7 +252,7 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, 
     if (result == ncclSuccess)
         result = take_topk(ep_group, call, topk_idx, &topk);
     if (result == ncclSuccess)
-        result = compat_layout(ep_group, call, layout_info, !ep_group->low_latency, &layout);
+        result = compat_layout(ep_group, call, layout_info, update_looks_at(ep_group, (int)layout_kind), &layout);
     if (result == ncclSuccess)
         result = init_handle(call, handle, ep_group, layout_kind, config, (int)topk.at->shape[1], NULL);
     if (result != ncclSuccess)

@@ -221,8 +221,23 @@ ncclResult_t tensor_need(const struct compat_tensor *t, const char *call, const 
                        type_name((int)t->type));
 }
 
+/* High throughput fills counters in the update; offsets are those of zones. */
+unsigned int update_looks_at(const struct ncclEpGroup *group, int layout)
+{
+    if (group->low_latency)
+        return 0;
+    return LOOK_EXPERT_COUNTERS | LOOK_RANK_COUNTERS | LOOK_TOTAL |
+           (layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? (unsigned int)LOOK_OFFSETS : 0);
+}
+
+/* Low latency fills them in dispatch, and has no offsets and no total. */
+unsigned int dispatch_looks_at(const struct ncclEpGroup *group)
+{
+    return group->low_latency ? LOOK_EXPERT_COUNTERS | LOOK_RANK_COUNTERS : 0;
+}
+
 ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,
-                           int tensors, struct compat_layout *out)
+                           unsigned int looks_at, struct compat_layout *out)
 {
     ncclEpLayoutInfo_t own;
     ncclResult_t result = struct_take(call, "layout_info", given, NCCL_EP_LAYOUT_INFO_V1_SIZE, &own, sizeof(own));
@@ -242,15 +257,16 @@ ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, co
         epx_tensor **at;
         int64_t count; /* high throughput writes so many numbers, and takes longer tensors; 0: of exactly this length */
     } parts[] = {
+        /* in the order of LOOK_* */
         {"layout_info.expert_counters", own.expert_counters, &out->expert_counters, &out->info.expert_counts, local},
         {"layout_info.src_rank_counters", own.src_rank_counters, &out->src_rank_counters, &out->info.rank_counts, 0},
         {"layout_info.expert_offsets", own.expert_offsets, &out->expert_offsets, &out->info.expert_offsets, local},
         {"layout_info.recv_total_counter", own.recv_total_counter, &out->recv_total_counter, &out->info.total, 1}};
-    /* Low latency does not look at the last two. */
-    const size_t looked_at = !tensors ? 0 : group->low_latency ? 2 : sizeof(parts) / sizeof(parts[0]);
     out->info.size = (uint32_t)sizeof(out->info);
-    for (size_t i = 0; i < looked_at; i++) {
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         epx_tensor *const t = &parts[i].out->storage;
+        if (!(looks_at & 1u << i))
+            continue;
         result = compat_tensor(group, call, parts[i].name, parts[i].given, parts[i].out);
         if (result != ncclSuccess)
             return result;
