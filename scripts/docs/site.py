@@ -133,6 +133,18 @@ def write_config(folder, tree):
         config.write("".join(f"      - {page}\n" for page in notes))
 
 
+def break_names(site):
+    """Names in tables, but for their first column, may be broken behind an underscore or a slash, and only there."""
+    for path in glob.glob(os.path.join(site, "**", "*.html"), recursive=True):
+        with open(path, encoding="utf-8") as page:
+            text = page.read()
+        whole = re.sub(r"(?<!<tr>\n)<td>.*?</td>", lambda cell: re.sub(
+            r"(?<=<code>)[^<]+", lambda name: re.sub(r"([_/])(?=\w)", r"\1<wbr>", name[0]), cell[0]), text, flags=re.S)
+        if whole != text:
+            with open(path, "w", encoding="utf-8") as page:
+                page.write(whole)
+
+
 class Page(html.parser.HTMLParser):
     """Links and anchors of a page, and what it would load from elsewhere."""
 
@@ -181,6 +193,7 @@ def main():
     make_manual(build, tree)
     write_config(folder, tree)
     subprocess.run(["mkdocs", "build", "--quiet", "--strict"], check=True, cwd=folder)
+    break_names(site)
     broken = sorted(set(broken_links(site)))
     for fault in broken:
         print(fault)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of scripts/check_docs.py: what it finds in a page with faults made on purpose."""
+"""Tests of scripts/check_docs.py: what it finds in a page with faults made on purpose. And of the site's own rules."""
+import importlib.util
 import os
 import sys
+import tempfile
 import unittest
 
 SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
@@ -160,6 +162,21 @@ class Manual(unittest.TestCase):
             text = right if not wrong else right + " " + wrong
             found = list(manual.wrong_names(manual.plain(text), {"epx_group_create", "EPX_OK"}, {"--check"}))
             self.assertEqual(len(found), 1 if wrong else 0, found)
+
+
+class Site(unittest.TestCase):
+    def test_names_in_tables_are_broken_between_their_words(self):
+        spec = importlib.util.spec_from_file_location("epx_site", os.path.join(SCRIPTS, "docs", "site.py"))
+        site = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(site)
+        row = "<code>A_B</code><tr>\n<td><code>EPX_NET</code></td>\n<td><code>%s</code>, a_b</td>\n</tr>"
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "page.html")
+            with open(path, "w", encoding="utf-8") as page:
+                page.write(row % "UCCL_NET_/x")
+            site.break_names(folder)
+            with open(path, encoding="utf-8") as page:
+                self.assertEqual(page.read(), row % "UCCL_<wbr>NET_/<wbr>x")
 
 
 if __name__ == "__main__":
