@@ -74,6 +74,8 @@ unused() { # expected words, options that would not count together: exit status 
     [ $rc = 2 ] && grep -qF -- "epx predict: $1; see epx predict --help" "$work/message" ||
         die "predict ${*:2}: exit status $rc, $(cat "$work/message")"
 }
+unused "cannot write '/no/such/page.html': No such file or directory" --report /no/such/page.html
+unused "cannot write '/no/such/plot.svg': No such file or directory" --svg /no/such/plot.svg
 unused "--groups belongs to --routing groups" --groups 2
 unused "--topk-groups belongs to --routing groups" --routing hot --topk-groups 2
 unused "--ranks has no meaning with --calibration" --calibration --ranks 8

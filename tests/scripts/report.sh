@@ -25,6 +25,8 @@ grep -qF "/it'\''s.html'</pre>" "$work/one.html" && echo "ok: its command can be
 grep -q "<h3>Time, low latency (2 ranks, 4 tokens per rank)" "$work/one.html" &&
     ! grep -q "over tokens\|over ranks" "$work/one.html" && echo "ok: one run has bars" || fail "one run has no lines"
 expect 0 "which is measured again" --compare "$work/old.json" && says "by its own options" "2 rows compared"
+expect 2 "a page that cannot be written" sweep --report /no/such/page.html &&
+    says "is refused before anything is measured" "cannot write '/no/such/page.html': No such file or directory"
 expect 2 "--new without --compare" ll --new x && says "is refused" "--new belongs to --compare"
 expect 2 "a file that is not there" --compare "$work/nothing.json" && says "is named" "nothing.json"
 

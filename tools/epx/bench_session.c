@@ -7,6 +7,7 @@
 
 #include "commands.h"
 #include "options.h"
+#include "page.h"
 #include "progress.h"
 
 enum { MOST_WORDS = 96, TEXT_BYTES = 4096, MOST_RUNS = 128 };
@@ -263,6 +264,12 @@ static int finish(struct session *s, int argc, char **argv)
     return code;
 }
 
+/* Of ranks that a launcher has started the first one writes. */
+static int writes_page(const struct bench_options *o)
+{
+    return o->report && !(o->joined && o->rank != 0);
+}
+
 int bench_session(int argc, char **argv)
 {
     struct session s = {.nruns = 0};
@@ -270,6 +277,8 @@ int bench_session(int argc, char **argv)
 
     if (parsed != 0)
         return parsed > 0 ? EXIT_OK : EXIT_USAGE;
+    if (writes_page(&s.options) && page_check(program, s.options.report) != 0)
+        return EXIT_USAGE;
     s.to = open_memstream(&s.rows, &s.row_bytes);
     if (!s.to)
         return EXIT_FAILED;

@@ -2,6 +2,7 @@
 #include "page.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +66,20 @@ void page_text(struct page *page, const char *text)
         else
             fputc(*text, page->to);
     }
+}
+
+int page_check(const char *program, const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+
+    if (fd >= 0)
+        unlink(path);
+    else if (errno == EEXIST)
+        fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return options_complain(program, "cannot write '%s': %s", path, strerror(errno));
+    close(fd);
+    return 0;
 }
 
 int page_begin(struct page *page, const char *program, const char *path, const char *title, const char *subtitle)

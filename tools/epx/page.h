@@ -19,7 +19,10 @@ struct page {
     char path[512];
 };
 
-/* NULL: 0, or -1 after a message of `program`. */
+/* Before anything is measured for it: can a file be written there? It is left as it was. 0, or -1 after a message of
+ * `program`. */
+int page_check(const char *program, const char *path);
+/* 0, or -1 after a message of `program`. */
 int page_begin(struct page *page, const char *program, const char *path, const char *title, const char *subtitle);
 /* Writes the numbers, which are JSON objects, one per line, and closes the file. 0, or -1 after a message. */
 int page_end(struct page *page, const char *program, const char *rows);

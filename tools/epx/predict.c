@@ -5,6 +5,7 @@
 
 #include "commands.h"
 #include "options.h"
+#include "page.h"
 #include "predict.h"
 #include "progress.h"
 #include "routing.h"
@@ -259,6 +260,8 @@ int cmd_predict(int argc, char **argv)
     if (o.calibration || o.known)
         return predict_known(o.calibration, o.modes, o.json, o.point.seed);
     if (machine_load(o.machine, &o.point.machine) != 0 || check_agents(&o) != 0)
+        return EXIT_USAGE;
+    if ((o.report && page_check(table.program, o.report) != 0) || (o.svg && page_check(table.program, o.svg) != 0))
         return EXIT_USAGE;
     return predict_all(&o, argc, argv);
 }
