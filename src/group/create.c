@@ -112,7 +112,7 @@ epx_status group_free(struct epx_group *group)
             ops->event_destroy(group->device, group->order_event);
         if (group->default_stream)
             ops->stream_destroy(group->device, group->default_stream);
-        __atomic_store_n(&group->closing, 1, __ATOMIC_RELAXED);
+        __atomic_store_n(&group->closing, CLOSING_MEMORY, __ATOMIC_RELAXED);
         status = group_net_close(group);
         regions_destroy(group);
         if (!group->kept)

@@ -100,13 +100,14 @@ static int lost_by_deadline(const struct epx_group *group, int rank)
            e->status == EPX_ERR_TIMEOUT && e->detail[0] == 1 && e->peer == rank;
 }
 
-/* From a proxy thread: something came from `rank`. A rank that was masked by hand may become active again. One that has
- * failed itself may have masked ranks that go on. */
+/* From a proxy thread: something came from `rank`, or this rank says goodbye. A rank that was masked by hand may become
+ * active again. One that has failed itself may have masked ranks that go on. */
 static int goes_on_without(void *context, int rank)
 {
     struct epx_group *group = context;
 
-    return !__atomic_load_n(&group->closing, __ATOMIC_RELAXED) && lost_by_deadline(group, rank) && !abort_word(group);
+    return __atomic_load_n(&group->closing, __ATOMIC_RELAXED) < CLOSING_MEMORY && lost_by_deadline(group, rank) &&
+           !abort_word(group);
 }
 
 /* From a proxy thread: as publish_waits() in kernel/waiting_for.h, for agents that wait for room in the ring. */
@@ -453,8 +454,9 @@ static void release_staged(struct epx_group *group)
 
 /*
  * Before the endpoints are closed: waits until all signals that peers still send have arrived, so that no peer writes
- * to a closed endpoint, and until everything that this rank sent has arrived. Bounded by the group's timeout; a group
- * that has failed does not wait.
+ * to a closed endpoint, and until everything that this rank sent has arrived. A peer may take longer: one that waits
+ * for ranks which are masked by now has deadlines of its own. So the last word is a goodbye (proxy/goodbye.c). Bounded
+ * by the group's timeout; a group that has failed does not wait, and says no goodbye.
  */
 void group_net_settle(struct epx_group *group)
 {
@@ -473,8 +475,8 @@ void group_net_settle(struct epx_group *group)
         while (group->remote[r] && mask[r] && !all_signals_arrived(group, state.epoch, r) &&
                group_usable(group) == EPX_OK && host_now_ns() < deadline)
             pause_ns(20000);
-    __atomic_store_n(&group->closing, 1, __ATOMIC_RELAXED);
-    if (group_usable(group) == EPX_OK && proxy_quiet(group->proxies) != EPX_OK)
+    __atomic_store_n(&group->closing, CLOSING_ENDING, __ATOMIC_RELAXED);
+    if (group_usable(group) == EPX_OK && proxy_leave(group->proxies) != EPX_OK)
         log_line(LOG_INFO, "rank %d closes before all that it sent has arrived", group->rank);
 
 out:

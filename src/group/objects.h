@@ -18,6 +18,9 @@ struct owned_stream; /* streams.c */
 
 enum stuck_state { STUCK_UNKNOWN, STUCK_ASKING, STUCK_NO, STUCK_YES };
 
+/* ENDING: nothing is outstanding, and errors of the network are ignored from now on. MEMORY: that of the group goes. */
+enum closing { CLOSING_NOT, CLOSING_ENDING, CLOSING_MEMORY };
+
 enum staged_kind { STAGED_NONE, STAGED_DISPATCH, STAGED_COMBINE, STAGED_KINDS };
 
 /* Marks of kernels, for a trace (group/marks.c). */
@@ -94,7 +97,7 @@ struct epx_group {
     struct proxy_stats net_base;   /* when statistics were last reset */
     const char *net_name;
     uint8_t *remote; /* [R] */
-    int closing;     /* errors of the network are ignored from now on */
+    int closing;     /* enum closing */
     int kept;        /* a thread is blocked in a library: memory that it may use is never freed */
     int gave_up;     /* since the last failure: the node is told and the network has stopped (abort.c) */
     int stuck_state; /* enum stuck_state: were own proxies found blocked after the last failure? */

@@ -17,7 +17,9 @@
  * The second form carries an alarm instead of a counter: kinds of counters are below 32, which leaves bit 23 to tell.
  * An alarm has 18 bits, culprit << 6 | cause, so that an abort is one message, which needs no memory and no order:
  *     cause below ALARM_STATUS   abort: a wait for the culprit expired in the phase `cause`
- *     cause below ALARM_REPLY   abort: the culprit failed with the status cause - ALARM_STATUS
+ *     ALARM_GOODBYE              no abort: the source ends its group in order. It has sent all that others need of it,
+ *                                and needs nothing of them
+ *     cause below ALARM_REPLY    abort: the culprit failed with the status cause - ALARM_STATUS
  *     others                     a reply: the source waits for the rank in the culprit's place, and the beat of
  *                                its word control.waits is cause - ALARM_REPLY, modulo ALARM_BEATS
  * A question, whom the peer waits for, is an ordinary signal of the kind SIG_ABORT. Its proxy answers by an alarm.
@@ -104,6 +106,7 @@ EPX_STATIC_ASSERT(SIG_COUNT *COUNTER_SLOTS <= COMMAND_COUNTERS / 2, "every (kind
 enum {
     ALARM_CAUSE_BITS = 6,
     ALARM_STATUS = 35,
+    ALARM_GOODBYE = ALARM_STATUS, /* status 0 is no failure */
     ALARM_REPLY = 48,
     ALARM_BEATS = 16,
     ALARM_LOW_BITS = 11, /* in the place of the counter, its highest bit excepted */

@@ -29,7 +29,8 @@ enum injected_bug {
     BUG_NOT_TOLD = 20,     /* a rank that was masked by ranks of other nodes is not told */
     BUG_NODE_WORD = 21,    /* the word of a node misses one of its ranks */
     BUG_WORD_FIRST = 22,   /* a rank's own word is stored before it has added to the count of its node */
-    BUG_UNTOLD = 23        /* a rank that does not hear how a recovery ended leaves those that do alone */
+    BUG_UNTOLD = 23,       /* a rank that does not hear how a recovery ended leaves those that do alone */
+    BUG_NO_GOODBYE = 24    /* a rank that ends its group in order does not say so */
 };
 
 #ifdef EPX_INJECT_BUGS

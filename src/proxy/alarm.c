@@ -13,7 +13,7 @@
  * An endpoint that is closed after a failure first waits until its aborts have left.
  *
  * The network loses a peer: it may have ended because of a failure of which this rank has not heard yet, so that is
- * reported after a grace period.
+ * reported after a grace period. A peer that has said goodbye (goodbye.c) is not lost.
  */
 #include <stdio.h>
 #include <string.h>
@@ -25,11 +25,11 @@
 #define TELL_POLL_NS 50000
 
 /* An alarm, or a question if it is ALARM_NONE. No kernel has pushed it: it counts as no command. */
-static int send_alarm(struct proxy_thread *t, struct peer *peer, uint32_t alarm)
+int send_alarm(struct proxy_thread *t, struct peer *peer, uint32_t alarm)
 {
     const struct pending put = {.counter = (uint16_t)COUNTER(t->group->options.alarm_kind, 0), .alarm = alarm};
 
-    return peer->dead || put_enqueue(t, peer, &put);
+    return peer->dead || peer->left || put_enqueue(t, peer, &put);
 }
 
 /* A peer whose queue is full gets it in a later iteration. */
@@ -145,7 +145,7 @@ void report_loss(struct proxy_thread *t, const struct peer *peer)
     char text[160];
 
     snprintf(text, sizeof(text), "the network (%s) lost rank %d: %s", t->ops->name, peer->rank, strerror(peer->error));
-    if (o->on_error)
+    if (o->on_error && !peer->left)
         o->on_error(o->context, EPX_ERR_PEER, peer->rank, 0, peer->error, text);
 }
 

@@ -154,7 +154,10 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
     }
     if (alarm != ALARM_NONE && o->on_alarm && ALARM_CULPRIT(alarm) < o->nranks) {
         stat_add(&t->stats.arrivals, 1);
-        o->on_alarm(o->context, (int)rank, alarm);
+        if (ALARM_CAUSE(alarm) == ALARM_GOODBYE)
+            goodbye_take(t, (int)rank);
+        else
+            o->on_alarm(o->context, (int)rank, alarm);
         t->ring_bell = 1;
         return;
     }

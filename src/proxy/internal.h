@@ -9,6 +9,7 @@
  *   window.c   how much may be in flight to a peer
  *   count.c    arrivals
  *   alarm.c    aborts and questions, which do not pass through the ring
+ *   goodbye.c  a rank that ends its group in order says so
  *   stop.c     after this rank has failed: until the network no longer reads its memory
  *   ring.c     memory of the command rings; ring.h has the consumer's side
  *
@@ -71,6 +72,8 @@ struct peer {
     uint8_t stalled;    /* its first pending put waits */
     uint8_t unreported; /* dead, but on_error waits for the grace period */
     uint8_t told_left;  /* that this rank goes on without it */
+    uint8_t told_bye;   /* that this rank ends its group, or goes on without it */
+    uint8_t left;       /* it has said goodbye: nothing is sent to it, and its loss is none */
     int error;          /* errno of its loss */
     uint64_t lost_ns;
     uint32_t head, tail; /* of queue: pending[head .. tail) */
@@ -186,7 +189,8 @@ struct proxy_group {
     int manual;                 /* no threads: the caller runs proxy_step() */
     int in_place;               /* no threads, manual or in a simulation: the caller runs the requests itself */
     int connected;
-    int leaked; /* on purpose: an abandoned thread may still use it */
+    int leaving; /* shared: this rank ends its group (proxy_leave) */
+    int leaked;  /* on purpose: an abandoned thread may still use it */
 };
 
 /* Whose thread counts arrivals from `rank` for this counter, and posts puts with it. */
@@ -259,6 +263,20 @@ void alarm_wait(struct proxy_group *g);
 /* Of a peer that is lost: at once, or when the grace period is over. */
 void report_loss(struct proxy_thread *t, const struct peer *peer);
 void report_losses(struct proxy_thread *t);
+
+/* An alarm to one peer, or a question if it is ALARM_NONE. 0: there is no room for it now. */
+int send_alarm(struct proxy_thread *t, struct peer *peer, uint32_t alarm);
+
+/* ---- goodbye.c */
+/* Step of proxy_progress(), while this rank leaves: how many peers were told. */
+int goodbye_progress(struct proxy_thread *t);
+/* `rank` has said goodbye. */
+void goodbye_take(struct proxy_thread *t, int rank);
+
+static inline int is_leaving(const struct proxy_thread *t)
+{
+    return __atomic_load_n(&t->group->leaving, __ATOMIC_ACQUIRE); /* pairs with the release in proxy_leave() */
+}
 
 /* ---- stop.c */
 /* Steps of proxy_progress(), once a stop was asked for: before new commands are taken, and after all was posted. */

@@ -354,7 +354,7 @@ static int take_commands(struct proxy_thread *t)
     for (n = 0; n < TAKE_MAX && ring_peek(&t->ring, &c); n++) {
         f = command_unpack(c);
         peer = check(t, c, f);
-        if (peer && (peer->dead || t->stopping)) {
+        if (peer && (peer->dead || peer->left || t->stopping)) {
             commands_drop(t, peer, 1);
         } else if (peer && (t->blocked = !enqueue_command(t, peer, f))) {
             t->blocked_by = peer->rank;
@@ -483,7 +483,7 @@ static void report_quiet(struct proxy_thread *t, uint64_t asked, int taken)
     if (asked == t->quiet)
         return;
     for (i = 0; i < t->npeers && waiting_for < 0; i++)
-        if (t->peers[i].head != t->peers[i].tail || t->peers[i].window.messages > 0)
+        if ((t->peers[i].head != t->peers[i].tail || t->peers[i].window.messages > 0) && !t->peers[i].left)
             waiting_for = t->peers[i].rank;
     __atomic_store_n(&t->waiting_for, waiting_for, __ATOMIC_RELAXED);
     if (waiting_for < 0 && taken == 0)
@@ -524,6 +524,8 @@ int proxy_progress(struct proxy_thread *t)
     taken = take_commands(t);
     if (alarm_waits(t))
         taken |= alarm_progress(t);
+    if (asked != t->quiet && is_leaving(t))
+        taken |= goodbye_progress(t);
     if (t->blocked || t->blocked_ns)
         report_blocked(t);
     posted = post_all(t);

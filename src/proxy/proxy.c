@@ -491,3 +491,9 @@ epx_status proxy_quiet(struct proxy_group *g)
     }
     return status;
 }
+
+epx_status proxy_leave(struct proxy_group *g)
+{
+    __atomic_store_n(&g->leaving, 1, __ATOMIC_RELEASE); /* pairs with the acquire in is_leaving() */
+    return proxy_quiet(g);
+}

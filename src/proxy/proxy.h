@@ -114,6 +114,8 @@ void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *sta
 /* Waits until all pushed commands are posted and completed. EPX_ERR_TIMEOUT at the deadline; the message names the
  * peer. In a simulation: one iteration of each thread, and EPX_ERR_NOT_READY until nothing is left. */
 epx_status proxy_quiet(struct proxy_group *proxies);
+/* The same, and all peers are told that this rank ends its group in order: from then on they do not miss it. */
+epx_status proxy_leave(struct proxy_group *proxies);
 /* Sends an alarm to all peers, or to the relays alone: once, the first one. From any thread; does not wait. */
 void proxy_alarm(struct proxy_group *proxies, uint32_t alarm, int to_all);
 /* This rank has given up: drops what is not posted, aborts excepted, and waits until the network reads no memory of

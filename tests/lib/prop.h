@@ -73,6 +73,7 @@ struct prop_case {
     int recover; /* after such an end, ranks mask whom they name, clear the error and go on with those that are left */
     int repeat;  /* ... and do so again, so often at the most, while that or what follows fails */
     int cleans;  /* all of them recover by epx_mask_clean, though nothing has failed */
+    int lingers; /* ranks that are through look at their groups again, some of them later than others end */
     int goes_on; /* low latency: ranks that mask another go on without a recovery; results are not compared then */
     int spares;  /* processes that ask for the places of these ranks, some time after the group exists */
     int replaces[PROP_MAX_SPARES];

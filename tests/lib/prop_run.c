@@ -6,6 +6,7 @@
 
 #include "prop_actor.h"
 #include "thread_boot.h"
+#include "util/pause.h"
 
 static long long env_number(const char *name, long long otherwise)
 {
@@ -182,6 +183,18 @@ static int run_spare(int spare, struct shared *s)
     return rc;
 }
 
+/* Half of the ranks that are through do something else for up to a deadline, and then look at their group: nothing has
+ * happened to it, whoever has ended meanwhile. */
+static int linger(struct actor *a)
+{
+    const struct prop_case *c = a->shared->c;
+    struct prop_rng own = {workload_hash(c->seed, 500 + (uint64_t)a->rank)};
+
+    if (prop_chance(&own, 50))
+        pause_ns((uint64_t)c->timeout_ms * 10000u * (uint64_t)(1 + prop_draw(&own, 100)));
+    return actor_status(a, "epx_group_error", epx_group_error(a->group, NULL));
+}
+
 static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     struct shared *s = arg;
@@ -212,6 +225,8 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         if ((rc && c->recover) || c->cleans)
             rc = actors_recover(actors, c);
     }
+    if (!rc && c->lingers)
+        rc = linger(&actors[0]);
     for (int g = 0; !rc && !c->may_fail && g < c->ngroups && g < c->nhandles; g++)
         rc = actors_check_stats(actors, c, g);
     if (prop_leaves)

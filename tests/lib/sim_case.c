@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "group/abort.h"
 #include "group/objects.h"
 #include "sim/rules.h"
 
@@ -241,6 +242,7 @@ static void choose_late(struct sim_case *c)
     c->prop.enable_mask = 1;
     c->prop.recover = 1;
     c->prop.ngroups = 1;
+    c->prop.lingers = 1;
     for (int i = 0; i < c->prop.nhandles; i++) {
         c->prop.handle[i].async = 0;
         high |= c->prop.handle[i].mode == EPX_HIGH_THROUGHPUT;
@@ -388,6 +390,7 @@ static struct {
     const struct sim_case *c;
     struct sim_report *report;
     uint8_t has_left[PROP_MAX_RANKS]; /* its group was not created: it is gone, and masked with reason */
+    uint8_t in_order[PROP_MAX_RANKS]; /* it has ended its group, which had not failed */
     /* RECOVER. */
     uint8_t recovers[PROP_MAX_RANKS], is_through[PROP_MAX_RANKS], has_ended[PROP_MAX_RANKS];
     int32_t mask[PROP_MAX_RANKS][PROP_MAX_RANKS]; /* of those that are through */
@@ -514,6 +517,7 @@ static void leaves(int rank, epx_group *group)
 {
     if (!group)
         now.has_left[rank] = 1;
+    now.in_order[rank] = group && !sim_has_died(rank) && !abort_word(group);
     check_through(rank);
     sim_rule_left(rank, group && group->membership ? membership_incarnation(group->membership, rank) : 0);
 }
@@ -534,11 +538,28 @@ static void has_joined(epx_group *group)
     has_recovered(group); /* whom the process before went on without does not matter */
 }
 
-/* May a healthy rank be unreachable, or late, without a fault of its own? A network that loses messages, or whose whole
- * queue the puts to a dead rank fill; a rank that waits in another group; a rank that others went on without. */
+/* A network that loses messages, or whose whole queue the puts to a dead rank fill, keeps a healthy rank silent. */
+static int can_be_silenced(const struct sim_case *c)
+{
+    return c->net.lose_one_in || c->net.depth <= 8;
+}
+
+/* May a healthy rank be unreachable, or late, without a fault of its own? Also one that waits in another group, or that
+ * others went on without. */
 static int others_may_be_late(const struct sim_case *c)
 {
-    return c->net.lose_one_in || c->net.depth <= 8 || c->prop.ngroups > 1 || c->prop.enable_mask;
+    return can_be_silenced(c) || c->prop.ngroups > 1 || c->prop.enable_mask;
+}
+
+/* Who has ended its group in order has said so, and nobody takes it for lost. */
+static void check_goodbye(const struct epx_error_info *info, int rank)
+{
+    struct sim_report *r = now.report;
+
+    if (strcmp(info->phase, "network") == 0 && info->peer >= 0 && now.in_order[info->peer] &&
+        !sim_has_died(info->peer) && !sim_has_died(rank) && now.c->prop.ngroups == 1 && !can_be_silenced(now.c))
+        snprintf(r->wrong_culprit, sizeof(r->wrong_culprit),
+                 "a rank that has ended its group in order is named: %.200s", info->message);
 }
 
 /* Culprits. Nobody names itself. Nobody says of a rank without a fault that it failed: a wait that expired may name
@@ -552,6 +573,7 @@ static void told(epx_group *group, int rank)
 
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return;
+    check_goodbye(&info, rank);
     /* "failed (...)" is what a rank says of itself. */
     wrong = info.peer >= 0 && !is_faulty(now.c, info.peer) && !strstr(info.message, "failed (");
     if (info.peer == rank || (wrong && !strstr(info.message, "may ") && !strstr(info.message, "masked")))
@@ -563,13 +585,12 @@ static void told(epx_group *group, int rank)
     r->misnamed += wrong || info.peer < 0;
 }
 
-/* A network that loses messages, or whose whole queue the puts to a dead rank fill, keeps a healthy rank silent. Where
- * ranks are only late, no healthy one masks another. */
+/* Where ranks are only late, no healthy one masks another. */
 static void masks(int rank, int peer)
 {
     const int healthy = !is_faulty(now.c, peer) && !now.has_left[peer];
 
-    if (is_faulty(now.c, rank) || now.c->net.lose_one_in || now.c->net.depth <= 8)
+    if (is_faulty(now.c, rank) || can_be_silenced(now.c))
         return;
     now.report->masks++;
     now.report->masked_healthy += healthy;

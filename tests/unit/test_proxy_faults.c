@@ -281,6 +281,124 @@ static void a_doorbell_that_must_wait_is_rung_later(void **state)
     assert_int_equal(s->ranks[0].errors, 0);
 }
 
+/* ---- Who leaves --------------------------------------------------------------------------------------------- */
+
+static void on_no_alarm(void *context, int rank, uint32_t alarm)
+{
+    (void)context;
+    fail_msg("rank %d sends alarm %u", rank, alarm);
+}
+
+static struct proxy_fixture *open_polite(void **state, int grace_ms)
+{
+    struct proxy_fixture *s = *state;
+
+    s->options.on_alarm = on_no_alarm;
+    s->options.alarm_kind = KINDS;
+    s->options.grace_ms = grace_ms;
+    proxy_fixture_open(s, RANKS, 1);
+    return s;
+}
+
+/* Whom it has sent nothing gets no goodbye. */
+static void leave(struct proxy_fixture *s, int rank)
+{
+    for (int peer = 0; peer < RANKS; peer++)
+        if (is_remote(rank, peer))
+            push(s, rank, peer, 0, 0, 0, 16);
+    steps(s, 5);
+    for (int i = 0; i < 20 && proxy_leave(s->ranks[rank].proxies) != EPX_OK; i++)
+        steps(s, 1);
+    assert_int_equal(proxy_quiet(s->ranks[rank].proxies), EPX_OK);
+    steps(s, 5);
+}
+
+static int has_left(const struct proxy_fixture *s, int rank, int peer)
+{
+    const struct proxy_thread *t = &s->ranks[rank].proxies->threads[0];
+
+    return t->peers[t->by_rank[peer]].left;
+}
+
+static void lose(struct proxy_fixture *s, int peer)
+{
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = peer, .error = ECONNRESET});
+    step(s, 0);
+    s->chaos.now_ns += 1000 * MS;
+    step(s, 0);
+}
+
+static void a_peer_that_has_said_goodbye_is_not_lost(void **state)
+{
+    struct proxy_fixture *s = open_polite(state, 0);
+
+    s->chaos.refuse[2] = EAGAIN;
+    push(s, 0, 2, 0, 0, 0, 16); /* pending */
+    step(s, 0);
+    leave(s, 2);
+    push_apart(s, 2, 0, 5, 16);
+    step(s, 0);
+    assert_int_equal(s->ranks[0].sent[2], 6); /* nobody waits for what it does not need */
+    assert_int_equal(stats_of(s, 0).dropped, 6);
+    lose(s, 2);
+    push(s, 0, 2, 0, 0, 0, 16);
+    push(s, 0, 4, 0, 0, 0, 16);
+    steps(s, 20);
+    assert_int_equal(counter_at(s, 4, 0, 0), 1); /* others are reached as ever */
+    for (int r = 0; r < RANKS; r++)
+        assert_int_equal(s->ranks[r].errors, 0);
+    lose(s, 3); /* it has not */
+    assert_int_equal(s->ranks[0].errors, 1);
+    assert_int_equal(s->ranks[0].peer, 3);
+}
+
+static void a_loss_may_overtake_a_goodbye(void **state)
+{
+    struct proxy_fixture *s = open_polite(state, 100);
+
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 2, .error = ECONNRESET});
+    step(s, 0);
+    leave(s, 2);
+    s->chaos.now_ns += 1000 * MS;
+    step(s, 0);
+    assert_int_equal(s->ranks[0].errors, 0);
+}
+
+static void a_peer_that_takes_nothing_keeps_no_goodbye_from_others(void **state)
+{
+    struct proxy_fixture *s = open_polite(state, 0);
+
+    for (int peer = 2; peer < RANKS; peer++)
+        push(s, 0, peer, 0, 0, 0, 16);
+    steps(s, 5);
+    s->chaos.refuse[2] = EAGAIN;
+    push_apart(s, 2, 0, HEAP / 64, 16); /* as many as its queue holds */
+    for (int i = 0; i < 8; i++)
+        step(s, 0);
+    (void)proxy_leave(s->ranks[0].proxies);
+    steps(s, 20);
+    assert_true(has_left(s, 3, 0) && has_left(s, 4, 0));
+    assert_false(has_left(s, 2, 0));
+}
+
+static void two_that_leave_do_not_wait_for_each_other(void **state)
+{
+    struct proxy_fixture *s = open_polite(state, 0);
+
+    push(s, 0, 3, 0, 0, 0, 16);
+    steps(s, 5);
+    s->chaos.hold = 1;
+    assert_int_equal(proxy_leave(s->ranks[0].proxies), EPX_ERR_NOT_READY);
+    assert_int_equal(s->chaos.puts, 2); /* ranks 2 and 4 have never heard of it */
+    assert_int_equal(proxy_quiet(s->ranks[0].proxies), EPX_ERR_NOT_READY);
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_ARRIVED,
+                                                 .peer = 3,
+                                                 .immediate = immediate_pack_alarm(3, ALARM(3, ALARM_GOODBYE))});
+    step(s, 0);
+    assert_int_equal(proxy_quiet(s->ranks[0].proxies), EPX_OK);
+    s->chaos.hold = 0;
+}
+
 /* ---- What stops --------------------------------------------------------------------------------------------- */
 
 static int alarms;
@@ -378,6 +496,10 @@ int main(void)
         TEST(an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied),
         TEST(an_endpoint_says_why_it_breaks),
         TEST(a_doorbell_that_must_wait_is_rung_later),
+        TEST(a_peer_that_has_said_goodbye_is_not_lost),
+        TEST(a_loss_may_overtake_a_goodbye),
+        TEST(a_peer_that_takes_nothing_keeps_no_goodbye_from_others),
+        TEST(two_that_leave_do_not_wait_for_each_other),
         TEST(a_stop_drops_all_but_aborts_and_waits_for_what_is_posted),
         TEST(a_stop_that_is_not_answered_closes_the_endpoint),
     };

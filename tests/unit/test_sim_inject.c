@@ -235,6 +235,16 @@ static void a_recovery_that_some_ranks_have_not_heard_of_is_found(void **state)
     is_found_with(BUG_UNTOLD, &options, "which is well");
 }
 
+/* One that is still at work loses the network of one that is through, and takes it for dead. */
+static void a_rank_that_leaves_without_a_goodbye_is_found(void **state)
+{
+    const struct sim_case_options options = {
+        .ranks = 4, .nodes = 4, .modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_LATE};
+
+    (void)state;
+    is_found_with(BUG_NO_GOODBYE, &options, "has ended its group in order");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -262,6 +272,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_recovers_alone_is_found),
         cmocka_unit_test(a_masked_rank_that_is_not_told_is_found),
         cmocka_unit_test(a_recovery_that_some_ranks_have_not_heard_of_is_found),
+        cmocka_unit_test(a_rank_that_leaves_without_a_goodbye_is_found),
     };
 
     setenv("EPX_LOG", "none", 0);

@@ -493,6 +493,34 @@ static int staged_end(struct fixture *s)
     return now_ms() - start > slow_ms(4 * ACROSS_NODES_MS) ? fixture_fail(s, "epx_group_destroy took too long") : 0;
 }
 
+/* The last rank completes its operation when those of the other node have ended their groups: they have waited a
+ * deadline for its signals, which find nobody. */
+static int others_end(struct fixture *s)
+{
+    /* A network that does not reach a rank says so at the deadline, and that is reported after a grace period. */
+    const struct timespec until_lost = {.tv_sec = deadline_ms / 1000 + 2};
+    const int late = s->rank == s->nranks - 1;
+    epx_dispatch_config send_only = EPX_DISPATCH_CONFIG_INIT;
+    int rc;
+
+    send_only.send_only = 1;
+    rc = fixture_ll(s) || set_routing(s) != EPX_OK || fixture_meet(s) ||
+         epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, &send_only, NULL) != EPX_OK ||
+         fixture_sync(s, late ? EPX_OK : epx_complete(s->ll, NULL)) != EPX_OK;
+    if (rc)
+        (void)fixture_fail(s, "the staged operation");
+    if (s->rank < 2) {
+        epx_group_destroy(s->group);
+        s->group = NULL;
+    }
+    if (fixture_meet(s) || rc || !late)
+        return rc;
+    if (fixture_sync(s, epx_complete(s->ll, NULL)) != EPX_OK)
+        return fixture_fail(s, "epx_complete");
+    nanosleep(&until_lost, NULL);
+    return epx_group_error(s->group, NULL) == EPX_OK ? 0 : fixture_fail(s, "ranks that have ended are missed");
+}
+
 static void run_across_nodes(fixture_fn fn)
 {
     epx_group_config c;
@@ -512,6 +540,16 @@ static void a_staged_operation_at_the_end_keeps_nobody_waiting(void **state)
 {
     (void)state;
     run_across_nodes(staged_end);
+}
+
+static void ranks_that_have_ended_their_group_are_not_missed(void **state)
+{
+    epx_group_config c;
+
+    (void)state;
+    need_nodes();
+    c = config(deadline_ms, 0);
+    assert_int_equal(fixture_run(4, &c, others_end, NULL), 0);
 }
 
 static void a_missing_rank_is_masked_across_nodes(void **state)
@@ -574,4 +612,5 @@ UNIT_MAIN_WITHIN(set_up, NULL, UNIT_CASE("low_latency_dispatch_times_out", times
                  cmocka_unit_test(a_missing_rank_is_masked_across_nodes),
                  cmocka_unit_test(a_late_rank_of_another_node_is_told),
                  cmocka_unit_test(a_staged_operation_at_the_end_keeps_nobody_waiting),
+                 cmocka_unit_test(ranks_that_have_ended_their_group_are_not_missed),
                  cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes))
