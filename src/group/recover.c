@@ -236,7 +236,8 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
             status = handshake_ready(group, handshake_heaps_again(group));
         if (status == EPX_OK)
             status = reset(group, out, epochs);
-        status = handshake_ready(group, status);
+        if (INJECT_BUG(BUG_EARLY_STEP, group->nnodes > 1, 1))
+            status = handshake_ready(group, status);
     }
     if (status == EPX_OK) {
         *all_reset = 1;

@@ -549,6 +549,7 @@ static void sim_heap_close(struct device *device, const struct heap_export *peer
 static epx_status sim_copy(struct device *device, void *to, const void *from, size_t bytes)
 {
     sim_point();
+    sim_copies();
     return cpu_device_ops.copy(device, to, from, bytes);
 }
 

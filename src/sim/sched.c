@@ -240,7 +240,7 @@ static void faults_due(void)
     int i;
 
     for (i = 0; i < sim.o.nfaults; i++) {
-        if (sim.o.fault[i].at != sim.steps || sim.o.fault[i].transfer)
+        if (sim.o.fault[i].at != sim.steps || sim.o.fault[i].transfer || sim.o.fault[i].copy)
             continue;
         rank_freeze(&sim.o.fault[i]);
     }
@@ -251,18 +251,32 @@ void sim_count_transfers(void)
     sim.rank[sim.current->rank].counts = 1;
 }
 
-void sim_transfer(void)
+/* One more of what is counted: a transfer, or a copy. */
+static void count_one(int *count, int is_copy)
 {
     struct rank_state *r = &sim.rank[sim.current->rank];
 
     if (!r->counts || r->thaw)
         return;
-    r->transfers++;
-    for (int i = 0; i < sim.o.nfaults; i++)
-        if (sim.o.fault[i].rank == sim.current->rank && sim.o.fault[i].transfer == r->transfers)
-            rank_freeze(&sim.o.fault[i]);
+    ++*count;
+    for (int i = 0; i < sim.o.nfaults; i++) {
+        const struct sim_fault *f = &sim.o.fault[i];
+
+        if (f->rank == sim.current->rank && (is_copy ? f->copy : f->transfer) == *count)
+            rank_freeze(f);
+    }
     if (r->thaw)
         fiber_leave(0);
+}
+
+void sim_transfer(void)
+{
+    count_one(&sim.rank[sim.current->rank].transfers, 0);
+}
+
+void sim_copies(void)
+{
+    count_one(&sim.rank[sim.current->rank].copies, 1);
 }
 
 /* When all others have ended, the dead wake up as from a very long sleep, so that they clean up after themselves. */

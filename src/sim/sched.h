@@ -32,11 +32,11 @@ enum sim_policy {
 
 /* At step `at`, all tasks of a rank stop: for `ns`, or for good (SIM_NEVER): then the others see a dead rank. With
  * `transfer`: not at a step, but before so many transfers of its connections have taken place (sim/conn.c), counted
- * since sim_count_transfers(). */
+ * since sim_count_transfers(). With `copy`: before so many copies of its device, likewise (what a recovery resets). */
 struct sim_fault {
     uint64_t at;
     uint64_t ns;
-    int rank, transfer;
+    int rank, transfer, copy;
 };
 
 enum sim_kind { SIM_PROGRAM, SIM_STREAM, SIM_AGENT, SIM_PROXY, SIM_KINDS };
@@ -98,6 +98,8 @@ void sim_rouse(int rank, uint64_t ns);
 /* The transfers of the running task's rank count from now on; one is about to take place, unless the rank stops. */
 void sim_count_transfers(void);
 void sim_transfer(void);
+/* A copy of the device is about to be made, likewise. */
+void sim_copies(void);
 /* By a fault, and not raised again. */
 int sim_is_dead(int rank);
 /* The same, though it may have been raised in the end. */

@@ -45,7 +45,7 @@ struct sim_task {
 struct rank_state {
     uint64_t thaw; /* 0 = runs; otherwise when it goes on */
     int dead;
-    int counts, transfers; /* sim_transfer() */
+    int counts, transfers, copies; /* sim_transfer(), sim_copies() */
 };
 
 struct sim {

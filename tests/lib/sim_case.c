@@ -320,6 +320,27 @@ static uint64_t draw_stop(struct prop_rng *rng, uint64_t timeout_ns)
     }
 }
 
+/* The first of the ranks that stop in the recovery does so while it resets its own state, between two copies of its
+ * device, rather than at a message: of these there are ten to twenty. It is most often late: one that is dead has reset
+ * nothing that anybody sees. */
+static void stop_at_a_copy(struct sim_case *c)
+{
+    enum { COPIES = 16 };
+    struct sim_options *s = &c->setup.sched;
+    const uint64_t timeout_ns = (uint64_t)c->prop.timeout_ms * 1000000u;
+    struct prop_rng own = {workload_hash(c->seed, 0xc0b7)};
+    int i = 0;
+
+    while (i < s->nfaults && !s->fault[i].transfer)
+        i++;
+    if (i == s->nfaults || !prop_chance(&own, 25))
+        return;
+    s->fault[i].transfer = 0;
+    s->fault[i].copy = 1 + prop_draw(&own, COPIES);
+    if (prop_chance(&own, 80))
+        s->fault[i].ns = timeout_ns / 16 * (uint64_t)(8 + prop_draw(&own, 88));
+}
+
 /* All recover: because a rank has died, or by epx_mask_clean. Meanwhile one rank, or two, stop between two messages,
  * most often the one that leads the recovery, and that often near its end. A transfer carries a part of a message: of a
  * rank with the leader there are 170 to 200 in a recovery. */
@@ -357,6 +378,7 @@ static void choose_faults_in_recovery(struct sim_case *c)
                                                     .rank = rank,
                                                     .transfer = least + prop_draw(&own, TRANSFERS * peers - least)};
     }
+    stop_at_a_copy(c);
 }
 
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
@@ -661,8 +683,12 @@ void sim_case_print(const struct sim_case *c)
         fprintf(stderr, "  a process comes for the place of rank %d\n", c->prop.replaces[i]);
     for (int i = 0; i < s->nfaults; i++) {
         const struct sim_fault *f = &s->fault[i];
-        const char *where = f->transfer ? "transfer (in its recoveries)" : "step";
-        const unsigned long long at = f->transfer ? (unsigned long long)f->transfer : (unsigned long long)f->at;
+        const char *where = f->transfer ? "transfer (in its recoveries)"
+                            : f->copy   ? "copy (in its recoveries)"
+                                        : "step";
+        const unsigned long long at = f->transfer ? (unsigned long long)f->transfer
+                                      : f->copy   ? (unsigned long long)f->copy
+                                                  : (unsigned long long)f->at;
 
         if (f->ns == SIM_NEVER)
             fprintf(stderr, "  rank %d dies at %s %llu\n", f->rank, where, at);

@@ -245,6 +245,16 @@ static void a_rank_that_leaves_without_a_goodbye_is_found(void **state)
     is_found_with(BUG_NO_GOODBYE, &options, "has ended its group in order");
 }
 
+/* The leader of a recovery stops before it resets its state, and erases the word of those that have given up since. */
+static void a_last_step_that_begins_too_early_is_found(void **state)
+{
+    const struct sim_case_options options = {
+        .ranks = 4, .nodes = 1, .modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_RECOVER};
+
+    (void)state;
+    is_found_with(BUG_EARLY_STEP, &options, "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -273,6 +283,7 @@ int main(void)
         cmocka_unit_test(a_masked_rank_that_is_not_told_is_found),
         cmocka_unit_test(a_recovery_that_some_ranks_have_not_heard_of_is_found),
         cmocka_unit_test(a_rank_that_leaves_without_a_goodbye_is_found),
+        cmocka_unit_test(a_last_step_that_begins_too_early_is_found),
     };
 
     setenv("EPX_LOG", "none", 0);
