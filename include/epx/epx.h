@@ -678,7 +678,8 @@ EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
  * that no other rank has masked; the group continues without the rest, in both modes. A rank that neither calls nor
  * has ended is named after twice the timeout, and can be masked then. Across nodes, a rank without an error of its
  * own waits up to a second for the report of one that has. A rank whose own proxy is blocked in the network's library
- * cannot recover: EPX_ERR_TIMEOUT, and the message says what the proxy is doing.
+ * cannot recover: EPX_ERR_TIMEOUT, and the message says what the proxy is doing. A rank that was told that others
+ * continue without it (EPX_ERR_PEER) becomes a member again only by epx_mask_clean on all ranks.
  */
 EPX_API epx_status epx_group_error_clear(epx_group *group);
 /*

@@ -55,6 +55,32 @@ enum {
 
 /* ---- Consensus ---------------------------------------------------------------------------------------------- */
 
+/* Others go on without this rank, none of them is left in this round, and those that are left are not more than they
+ * were. Ranks that were left out do not make a set of their own: the one that goes on may have done its work and ended.
+ * More of them: it was the others that were left out. */
+static int stays_out(const struct membership *m)
+{
+    int told = 0, left = 0;
+
+    for (int r = 0; r < m->nranks; r++) {
+        if (m->without[r] && !m->excluded[r])
+            return 0;
+        told += m->without[r];
+        left += !m->excluded[r];
+    }
+    return left <= told && m->purpose != MEMBERSHIP_RESTORES;
+}
+
+static epx_status fail_left_out(struct membership *m)
+{
+    for (int r = 0; r < m->nranks && m->left_out_by < 0; r++)
+        m->left_out_by = m->without[r] ? r : -1;
+    return fail(EPX_ERR_PEER,
+                "rank %d was left out: none of the ranks that went on without it, rank %d among them, takes part: call "
+                "epx_mask_clean on all ranks to restore it",
+                m->rank, m->left_out_by);
+}
+
 /* Adds what the other ranks exclude. A process that joins has no purpose of its own: as the coordinator it compares
  * those of the others, which do not hear of each other. */
 static epx_status merge_views(struct membership *m)
@@ -84,7 +110,7 @@ static epx_status merge_views(struct membership *m)
             m->excluded[i] |= peer->excluded[i];
         peer->fresh = 0;
     }
-    return EPX_OK;
+    return stays_out(m) ? fail_left_out(m) : EPX_OK;
 }
 
 /* The coordinator has the same view of all that are left. While some are missing, none is compared. */
@@ -386,6 +412,8 @@ epx_status membership_agree(struct membership *m, int purpose, uint8_t *excluded
 
         if (status != EPX_OK)
             return linger(m, status);
+        if (m->agreed && stays_out(m)) /* by what the coordinator has told last */
+            return fail_left_out(m);
         if (m->agreed)
             break;
         if (host_now_ns() >= end_of_wait(m, deadline))
@@ -537,6 +565,11 @@ int membership_left_out(const struct membership *m)
     return m->left_out_by >= 0;
 }
 
+void membership_taken_back(struct membership *m)
+{
+    memset(m->without, 0, (size_t)m->nranks);
+}
+
 int membership_coordinator(const struct membership *m)
 {
     return m->coordinator;
@@ -595,11 +628,12 @@ epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *ke
     m->incarnations = calloc(n, sizeof(*m->incarnations));
     m->processes = calloc(n, sizeof(*m->processes));
     m->peers = calloc(n, sizeof(*m->peers));
-    m->excluded = calloc(4 + n, n); /* excluded, view, reported, then those of every peer */
+    m->excluded = calloc(5 + n, n); /* excluded, view, reported, without, then those of every peer */
     m->view = m->excluded ? m->excluded + n : NULL;
     m->reported = m->excluded ? m->excluded + 3 * n : NULL;
+    m->without = m->excluded ? m->excluded + 4 * n : NULL;
     for (size_t r = 0; m->peers && m->excluded && r < n; r++)
-        m->peers[r].excluded = m->excluded + (4 + r) * n;
+        m->peers[r].excluded = m->excluded + (5 + r) * n;
     for (int r = 0; m->peers && r < nranks; r++)
         m->peers[r].conn = m->peers[r].rx.conn = -1;
     for (int r = 0; m->processes && r < nranks; r++)

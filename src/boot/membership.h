@@ -25,6 +25,7 @@ void membership_set_peers(struct membership *membership, const struct conn_addre
 /* The process of `rank`, on this machine: once it has ended, its port counts as closed, whoever listens there then. */
 void membership_set_process(struct membership *membership, int rank, int64_t pid);
 enum {
+    MEMBERSHIP_RESTORES = 1,    /* a recovery that takes back who was left out */
     MEMBERSHIP_CREATION = -1,   /* of the group; other purposes are recoveries */
     MEMBERSHIP_ANY_PURPOSE = -2 /* of a process that joins: whatever the others recover for */
 };
@@ -42,8 +43,13 @@ epx_status membership_allgather(struct membership *membership, const void *send,
 /* The next all-gather: should its result not have come after `ms`, fn(arg) is called once, and the wait goes on. Only
  * on ranks that do not lead the round. fn NULL: no more. */
 void membership_on_silence(struct membership *membership, int ms, void (*fn)(void *arg), void *arg);
-/* The last round failed because a rank continues without this one, which is masked there. */
+/* The last round failed because a rank continues without this one, which is masked there, or has done so before. From
+ * then on a round succeeds here only with one of those that went on without this rank (it did not, or takes this rank
+ * back), with more ranks than those were, or if it restores: ranks that are left out make no second set, not even when
+ * the others have ended. */
 int membership_left_out(const struct membership *membership);
+/* This rank has recovered: it is not left out any more. */
+void membership_taken_back(struct membership *membership);
 /* Who leads the round, or led one that has failed. */
 int membership_coordinator(const struct membership *membership);
 void membership_end(struct membership *membership);

@@ -284,8 +284,11 @@ static void take_view(struct membership *m, struct peer *peer)
         memcpy(m->reported, rx->payload + m->nranks, (size_t)m->nranks);
         m->reported_ns = host_now_ns();
     }
-    if (peer->excluded[m->rank] && same_purpose(m->purpose, peer->purpose))
-        m->left_out_by = rx->frame.rank; /* even if it has finished and closed the connection since */
+    if (!peer->excluded[m->rank] || !same_purpose(m->purpose, peer->purpose))
+        return;
+    m->left_out_by = rx->frame.rank; /* even if it has finished and closed the connection since */
+    for (int r = 0; r < m->nranks; r++)
+        m->without[r] |= !peer->excluded[r];
 }
 
 /* What this rank has learned since its last view does not count: it is the same for a rank that fails after all have

@@ -92,7 +92,8 @@ struct membership {
     int fail_from;   /* the rank that sent `failure`, or -1 */
     struct failure failure;
     uint64_t no_files_ns;       /* since when this process has no descriptor for a connection; 0 = it has */
-    int left_out_by;            /* a rank that excludes this one, or -1 */
+    int left_out_by;            /* in this round: a rank that excludes this one, or -1 */
+    uint8_t *without;           /* [nranks]: who goes on without this rank, as those have said in any round so far */
     void (*silence)(void *arg); /* membership_on_silence() */
     void *silence_arg;
     int silence_ms;

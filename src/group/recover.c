@@ -297,6 +297,8 @@ static epx_status attempt(struct epx_group *group, struct join_round *join, uint
     if (status != EPX_OK)
         return status;
     join_mark(group, join, out);
+    if (INJECT_BUG(BUG_SECOND_SET, 1, 0))
+        membership_taken_back(group->membership);
     /* A rank that arrives later may have just begun a wait of its own: hence twice the timeout. */
     status = membership_agree(group->membership, group->joining || join->untold ? MEMBERSHIP_ANY_PURPOSE : join->unmask,
                               out, 2 * group->set.timeout_ms);
@@ -314,8 +316,10 @@ static epx_status attempt(struct epx_group *group, struct join_round *join, uint
     group->use_membership = 0;
     /* Without memory this rank is like one that has gone for the others: they meet it again. */
     *again = status == EPX_ERR_PEER || status == EPX_ERR_MEMORY || (status == EPX_OK && join->admitted);
-    if (!*again && status == EPX_OK)
+    if (!*again && status == EPX_OK) {
+        membership_taken_back(group->membership);
         log_members(group, out);
+    }
     membership_end(group->membership);
     return status;
 }

@@ -31,7 +31,8 @@ enum injected_bug {
     BUG_WORD_FIRST = 22,   /* a rank's own word is stored before it has added to the count of its node */
     BUG_UNTOLD = 23,       /* a rank that does not hear how a recovery ended leaves those that do alone */
     BUG_NO_GOODBYE = 24,   /* a rank that ends its group in order does not say so */
-    BUG_EARLY_STEP = 25    /* the last step of a recovery begins before all have reset their state */
+    BUG_EARLY_STEP = 25,   /* the last step of a recovery begins before all have reset their state */
+    BUG_SECOND_SET = 26    /* a rank that was told that it is left out forgets it, and recovers with others */
 };
 
 #ifdef EPX_INJECT_BUGS

@@ -415,6 +415,9 @@ static struct {
     uint8_t in_order[PROP_MAX_RANKS]; /* it has ended its group, which had not failed */
     /* RECOVER. */
     uint8_t recovers[PROP_MAX_RANKS], is_through[PROP_MAX_RANKS], has_ended[PROP_MAX_RANKS];
+    uint8_t told_out[PROP_MAX_RANKS];                /* it was told that others go on without it */
+    uint8_t without[PROP_MAX_RANKS][PROP_MAX_RANKS]; /* who has recovered without whom */
+    uint8_t recovered[PROP_MAX_RANKS];
     int32_t mask[PROP_MAX_RANKS][PROP_MAX_RANKS]; /* of those that are through */
     int excused;                                  /* more ranks are lost than others can relay for */
 } now;
@@ -444,6 +447,42 @@ static void reuses(epx_group *group)
         sim_rule_reuse(group->rank, group->nranks, (void *const *)group->bases);
 }
 
+static void wrong_recovery(const char *format, int a, int b)
+{
+    struct sim_report *r = now.report;
+
+    if (!r->wrong_culprit[0])
+        snprintf(r->wrong_culprit, sizeof(r->wrong_culprit), format, a, b);
+}
+
+/* Rank a was told that it is left out, and recovers although rank b has recovered without it, in no smaller set. */
+static void check_two_sets(int a, int b)
+{
+    int more = 0;
+
+    for (int r = 0; r < now.c->prop.nranks; r++)
+        more += now.without[b][r] - now.without[a][r];
+    if (now.told_out[a] && now.without[b][a] && more <= 0)
+        wrong_recovery("rank %d was told that it is left out, and recovers beside rank %d", a, b);
+}
+
+/* A rank that was told that it is left out makes no second set, not even when those that told it have ended. Where
+ * processes join, the one that was told is not the one that recovers. */
+static void check_second_set(const epx_group *group)
+{
+    const int me = group->rank;
+
+    if (now.c->prop.spares || sim_has_died(me))
+        return;
+    memcpy(now.without[me], group->map.out, (size_t)group->nranks);
+    now.recovered[me] = 1;
+    for (int r = 0; r < group->nranks; r++)
+        if (now.recovered[r] && !sim_has_died(r)) {
+            check_two_sets(me, r);
+            check_two_sets(r, me);
+        }
+}
+
 static void has_recovered(epx_group *group)
 {
     uint64_t who[PROP_MAX_RANKS] = {0}, agreed = 1;
@@ -455,6 +494,7 @@ static void has_recovered(epx_group *group)
     for (int i = 0; i < OP_COUNT; i++)
         agreed = workload_hash(agreed, group->restarted[i]);
     sim_rule_members(group->nranks, group->map.out, who, agreed);
+    check_second_set(group);
 }
 
 /* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/waiting_for.h) is none. */
@@ -470,14 +510,6 @@ static int is_faulty(const struct sim_case *c, int rank)
 }
 
 /* ---- Faults in a recovery: who is well stays ---------------------------------------------------------------- */
-
-static void wrong_recovery(const char *format, int a, int b)
-{
-    struct sim_report *r = now.report;
-
-    if (!r->wrong_culprit[0])
-        snprintf(r->wrong_culprit, sizeof(r->wrong_culprit), format, a, b);
-}
 
 /* Ranks end in this case, and the others see it; nobody is late. */
 static int only_deaths(const struct sim_case *c)
@@ -505,6 +537,8 @@ static void recovers(int rank)
 static void not_recovered(int rank, epx_status status)
 {
     now.excused |= status == EPX_ERR_UNSUPPORTED;
+    if (status == EPX_ERR_PEER && strstr(epx_last_error(), "continues without"))
+        now.told_out[rank] = 1;
     if ((status == EPX_ERR_TIMEOUT || status == EPX_ERR_MISMATCH) && !sim_has_died(rank) && only_deaths(now.c))
         wrong_recovery("nobody is late, and a recovery of rank %d ends with status %d", rank, (int)status);
 }

@@ -243,6 +243,124 @@ static void an_excluded_rank_is_told(void **state)
     run_scenario(scenario);
 }
 
+/* ---- Who was left out stays out -------------------------------------------------------------------------------- */
+
+static int expect_agree(struct membership *m, int rank, int purpose, uint8_t *out, epx_status expected)
+{
+    const epx_status status = membership_agree(m, purpose, out, slow_ms(3000));
+
+    if (status == expected)
+        return 0;
+    fprintf(stderr, "rank %d: expected %s, got %s: %s\n", rank, epx_strerror(expected), epx_strerror(status),
+            epx_last_error());
+    return -1;
+}
+
+static int open_all(int rank, epx_bootstrap *boot, struct membership **m)
+{
+    struct conn_address own, all[N];
+
+    if (membership_open(rank, N, 1, key, &own, m) != EPX_OK || boot_gather(boot, &own, all, sizeof(own)))
+        return -1;
+    membership_set_peers(*m, all, 0x5eed);
+    return 0;
+}
+
+static int meet(epx_bootstrap *boot)
+{
+    char here = 0, all[N];
+
+    return boot_gather(boot, &here, all, 1);
+}
+
+/* In touch until ranks 3 and 4 have been told. */
+static int gather_until_told(struct membership *m, int rank, const int *told)
+{
+    char all_told = 0, all[N] = {0};
+    int rc = 0;
+
+    while (!rc && !all[0]) {
+        all_told = __atomic_load_n(told, __ATOMIC_ACQUIRE) == 2;
+        rc = membership_allgather(m, &all_told, all, 1) == EPX_OK ? 0 : -1;
+    }
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, epx_last_error());
+    membership_end(m);
+    return rc;
+}
+
+/* Ranks 0 to 2 go on without ranks 3 and 4, and end. Those were told so: they do not make a set of their own then,
+ * unless all restore it. */
+static int second_set_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    uint8_t out[N] = {0}, none[N] = {0}, again[N] = {0};
+    struct membership *m;
+    int *told = arg, rc = open_all(rank, boot, &m);
+
+    (void)n;
+    if (rc)
+        return rc;
+    if (rank < 3) {
+        out[3] = out[4] = 1;
+        rc = expect_agree(m, rank, 0, out, EPX_OK) || gather_until_told(m, rank, told);
+        membership_close(m);
+        return meet(boot) || rc;
+    }
+    rc = expect_agree(m, rank, 0, out, EPX_ERR_PEER);
+    __atomic_fetch_add(told, 1, __ATOMIC_RELEASE);
+    membership_end(m);
+    rc |= meet(boot);
+    for (int i = 0; i < 2 && !rc; i++) {
+        memset(none, 0, sizeof(none));
+        rc = expect_agree(m, rank, 0, none, EPX_ERR_PEER) || !strstr(epx_last_error(), "was left out") ||
+             !membership_left_out(m);
+        membership_end(m);
+    }
+    rc = rc || expect_agree(m, rank, MEMBERSHIP_RESTORES, again, EPX_OK) ||
+         membership_allgather(m, &(char){0}, (char[N]){0}, 1) != EPX_OK;
+    membership_close(m);
+    return rc;
+}
+
+static void ranks_that_were_left_out_make_no_second_set(void **state)
+{
+    int told = 0;
+
+    (void)state;
+    assert_int_equal(run_ranks(N, second_set_rank, &told), 0);
+}
+
+/* Rank 0 excludes rank 3, tells it so, and ends before any other has heard of that: the others take rank 3 along. */
+static int taken_along_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    uint8_t out[N] = {[3] = rank == 0}, none[N] = {0};
+    struct membership *m;
+    int rc = open_all(rank, boot, &m);
+
+    (void)n;
+    (void)arg;
+    if (rc)
+        return rc;
+    if (rank == 0 || rank == 3)
+        rc = expect_agree(m, rank, 0, out, rank ? EPX_ERR_PEER : EPX_ERR_TIMEOUT);
+    membership_end(m);
+    if (rank == 0) {
+        membership_close(m);
+        return meet(boot) || rc;
+    }
+    rc |= meet(boot);
+    rc = rc || expect_agree(m, rank, 0, none, EPX_OK) || !none[0] || none[3] ||
+         membership_allgather(m, &(char){0}, (char[N]){0}, 1) != EPX_OK;
+    membership_close(m);
+    return rc;
+}
+
+static void a_rank_that_one_has_left_out_in_vain_is_taken_along(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(N, taken_along_rank, NULL), 0);
+}
+
 /* Also where the coordinator is a process that joins, which wants what the others want. */
 static void ranks_that_want_different_things_are_told(void **state)
 {
@@ -580,6 +698,8 @@ static void a_silent_port_is_not_that_of_a_process_that_ended(void **state)
 UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_ended_is_excluded),
           cmocka_unit_test(ranks_excluded_by_one_are_excluded_by_all), cmocka_unit_test(one_alone_is_enough),
           cmocka_unit_test(a_missing_rank_is_named), cmocka_unit_test(an_excluded_rank_is_told),
+          cmocka_unit_test(ranks_that_were_left_out_make_no_second_set),
+          cmocka_unit_test(a_rank_that_one_has_left_out_in_vain_is_taken_along),
           cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(unknown_clients_do_no_harm),
           cmocka_unit_test(a_rank_that_leaves_is_named_by_all),
           cmocka_unit_test(the_coordinator_that_leaves_is_named_by_all),

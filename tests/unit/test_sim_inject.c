@@ -255,6 +255,14 @@ static void a_last_step_that_begins_too_early_is_found(void **state)
     is_found_with(BUG_EARLY_STEP, &options, "");
 }
 
+static void a_second_set_of_ranks_that_were_left_out_is_found(void **state)
+{
+    const struct sim_case_options options = {.modes = BOTH, .faults = SIM_FAULT_LATE};
+
+    (void)state;
+    is_found_with(BUG_SECOND_SET, &options, "was told that it is left out");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +292,7 @@ int main(void)
         cmocka_unit_test(a_recovery_that_some_ranks_have_not_heard_of_is_found),
         cmocka_unit_test(a_rank_that_leaves_without_a_goodbye_is_found),
         cmocka_unit_test(a_last_step_that_begins_too_early_is_found),
+        cmocka_unit_test(a_second_set_of_ranks_that_were_left_out_is_found),
     };
 
     setenv("EPX_LOG", "none", 0);
