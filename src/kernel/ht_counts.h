@@ -5,6 +5,8 @@
 
 #include "kernel/ht_rounds.h"
 
+#define HN_BATCH 8 /* words of a lane that are on their way together: each may lie across a bus */
+
 /* Opens a block. rcount[ranks of the node], ecount[their experts], rows[rounds] follow. */
 struct hn_desc {
     struct signature signature;
@@ -77,6 +79,40 @@ KFN const int32_t *hn_rounds(const struct group_dev *g, int rank, uint64_t epoch
     return hn_ecount(g, rank, epoch) + node_size(g, g->node) * g->local_experts;
 }
 
+/* Where a rank says how many rows it has for expert `at` of this node's; NULL: it is masked, or there is none. */
+KFN_STEP const int32_t *hn_ecount_at(const struct group_dev *g, int rank, uint64_t epoch, int at)
+{
+    return rank < g->nranks && g->mask[rank] ? hn_ecount(g, rank, epoch) + at : NULL;
+}
+
+/* What ranks first, first + 1 ... say, HN_BATCH of them. */
+KFN void hn_ecounts(const struct group_dev *g, uint64_t epoch, int at, int first, int32_t *rows)
+{
+    const int32_t *from[HN_BATCH];
+
+    AG_UNROLL
+    for (int j = 0; j < HN_BATCH; j++)
+        from[j] = hn_ecount_at(g, first + j, epoch, at);
+    AG_UNROLL
+    for (int j = 0; j < HN_BATCH; j++)
+        rows[j] = from[j] ? *from[j] : 0;
+}
+
+/* Rows of all ranks to expert `at` of this node's. */
+KFN_STEP int32_t hn_expert_rows(const struct group_dev *g, uint64_t epoch, int at)
+{
+    int32_t all = 0;
+
+    for (int first = 0; first < g->nranks; first += HN_BATCH) {
+        int32_t rows[HN_BATCH];
+        hn_ecounts(g, epoch, at, first, rows);
+        AG_UNROLL
+        for (int j = 0; j < HN_BATCH; j++)
+            all += rows[j];
+    }
+    return all;
+}
+
 /* All of its rows, by rank: in updates that drop FLAT rows. */
 KFN const int32_t *hn_all_rcount(const struct group_dev *g, int rank, uint64_t epoch)
 {
@@ -145,8 +181,6 @@ KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uin
 }
 
 #if AG_STAGED
-#define HN_BATCH 8 /* words of a lane that are on their way together */
-
 /* Words of 8 bytes of what `rank` says: its descriptor and counts; its rounds, to its relay; all of its rows. */
 KFN int hn_words(const struct ht_notify_params *p, int rank)
 {

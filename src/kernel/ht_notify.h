@@ -84,29 +84,68 @@ KFN_STEP void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, u
 }
 #endif
 
-/* EXPERT_MAJOR: zone start of each expert at its rank, plus rows of earlier ranks. */
+/* Before the rows of rank s there are `run` of earlier ranks, for expert `at` of this node's. */
+KFN_STEP void hn_base_put(const struct ht_notify_params *p, int s, int at, int32_t run)
+{
+    int32_t *base = s < p->g->nranks && p->g->mask[s] ? hn_base_of(p, s) : NULL;
+
+    if (base)
+        base[at] = run;
+}
+
+/* EXPERT_MAJOR, for expert `at` of this node's: the rows of earlier ranks, to each base that this rank keeps. Returns
+ * those of all ranks. */
+KFN_STEP int32_t hn_base_expert(const struct ht_notify_params *p, uint64_t epoch, int at)
+{
+    const struct group_dev *g = p->g;
+    int32_t run = 0;
+
+    for (int first = 0; first < g->nranks; first += HN_BATCH) {
+        int32_t rows[HN_BATCH];
+        hn_ecounts(g, epoch, at, first, rows);
+        AG_UNROLL
+        for (int j = 0; j < HN_BATCH; j++) {
+            hn_base_put(p, first + j, at, run);
+            run += rows[j];
+        }
+    }
+    return run;
+}
+
+/* The zone of expert `at` begins at row `start`. */
+KFN void hn_base_move(const struct ht_notify_params *p, int at, int32_t start)
+{
+    const struct group_dev *g = p->g;
+
+    for (int j = -1; j < (g->nnodes > 1 ? g->relay_count : 0); j++) {
+        const int s = j < 0 ? g->rank : g->relay_sources[j];
+        if (g->mask[s])
+            hn_base_of(p, s)[at] += start;
+    }
+}
+
+/* EXPERT_MAJOR: zone start of each expert at its rank, plus rows of earlier ranks. An agent has a rank of the node, and
+ * each of its lanes an expert there. */
 KFN_STEP void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const int L = g->local_experts, align = p->alignment;
 
-    AG_EACH_ALL(ag, int, i, node_size(g, g->node))
-    {
-        const int mine = node_member(g, g->node, i) == g->rank;
-        int32_t start = 0;
-        for (int l = 0; l < L && node_member(g, g->node, i) * L + l < g->experts; l++) {
-            int32_t run = start;
-            for (int s = 0; s < g->nranks; s++) {
-                int32_t *base = g->mask[s] ? hn_base_of(p, s) : NULL;
-                if (base)
-                    base[i * L + l] = run;
-                run += g->mask[s] ? hn_ecount(g, s, epoch)[i * L + l] : 0;
-            }
-            if (mine) {
+    for (int i = ag_index(ag); i < node_size(g, g->node); i += ag_count(ag)) {
+        const int d = node_member(g, g->node, i), left = g->experts - d * L, n = left < L ? left : L;
+        int32_t zones = 0;
+        AG_ROUNDS(ag, int, l, n)
+        {
+            const int32_t rows = l < n ? hn_base_expert(p, epoch, i * L + l) : 0;
+            const int32_t zone = (rows + align - 1) / align * align, start = zones + (int32_t)ag_scan(ag, zone);
+            zones += (int32_t)ag_sum(ag, zone);
+            if (l >= n)
+                continue;
+            hn_base_move(p, i * L + l, start);
+            if (d == g->rank) {
                 p->h->zone[l] = start;
-                p->h->filled[l] = run - start;
+                p->h->filled[l] = rows;
             }
-            start += (run - start + align - 1) / align * align;
         }
     }
 }

@@ -23,9 +23,7 @@ KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_para
     AG_ROUNDS(ag, int, l, L)
     {
         const int e = g->rank * L + l;
-        int64_t n = 0;
-        for (int s = 0; s < g->nranks && l < L && e < g->experts; s++)
-            n += g->mask[s] ? hn_ecount(g, s, epoch)[place * L + l] : 0;
+        const int64_t n = l < L && e < g->experts ? hn_expert_rows(g, epoch, place * L + l) : 0;
         const int64_t zone = (n + align - 1) / align * align, padded = flat ? n : zone;
         const int64_t offset = all + ag_scan(ag, padded), before = ends + ag_scan(ag, zone);
         all += ag_sum(ag, padded);
@@ -64,8 +62,16 @@ KFN int64_t hn_rows_from(const struct ht_notify_params *p, int s, uint64_t epoch
         return 0;
     if (p->layout == LAYOUT_FLAT)
         return hn_rcount(g, s, epoch)[place];
-    for (int l = 0; l < L; l++)
-        n += hn_ecount(g, s, epoch)[place * L + l];
+    const int32_t *rows = hn_ecount(g, s, epoch) + place * L;
+    for (int first = 0; first < L; first += HN_BATCH) {
+        int32_t some[HN_BATCH];
+        AG_UNROLL
+        for (int j = 0; j < HN_BATCH; j++)
+            some[j] = first + j < L ? rows[first + j] : 0;
+        AG_UNROLL
+        for (int j = 0; j < HN_BATCH; j++)
+            n += some[j];
+    }
     return n;
 }
 
@@ -102,52 +108,70 @@ KFN int hn_most_rounds(const struct ht_notify_params *p, uint64_t epoch)
     return most;
 }
 
-/* Rows that rank d of the node receives from all ranks, padding included. */
-KFN int64_t hn_rows_at(const struct ht_notify_params *p, int d, uint64_t epoch)
+/* FLAT rows that rank d of the node receives from all ranks. */
+KFN int64_t hn_flat_rows_at(const struct group_dev *g, int d, uint64_t epoch)
 {
-    const struct group_dev *g = p->g;
-    const int L = g->local_experts, align = p->alignment, place = place_in_node(g, d);
+    const int place = place_in_node(g, d);
     int64_t rows = 0;
 
-    for (int s = 0; s < g->nranks && p->layout == LAYOUT_FLAT; s++)
+    for (int s = 0; s < g->nranks; s++)
         rows += g->mask[s] ? hn_rcount(g, s, epoch)[place] : 0;
-    for (int l = 0; p->layout != LAYOUT_FLAT && l < L && d * L + l < g->experts; l++) {
-        int64_t n = 0;
-        for (int s = 0; s < g->nranks; s++)
-            n += g->mask[s] ? hn_ecount(g, s, epoch)[place * L + l] : 0;
-        rows += (n + align - 1) / align * align;
-    }
     return rows;
 }
 
-/* Does any rank get more rows than it expected? All ranks of a node find the same: they read the same counts. Ranks of
- * several nodes do not see them all: there nothing is as expected. */
-KFN_STEP int hn_unexpected(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+/* EXPERT_MAJOR rows, padding included; by all lanes. */
+KFN_STEP int64_t hn_zone_rows_at(struct agent *ag, const struct ht_notify_params *p, int d, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    int more = 0;
+    const int L = g->local_experts, align = p->alignment, first = place_in_node(g, d) * L;
+    const int left = g->experts - d * L;
+    int64_t rows = 0;
 
-    AG_EACH(ag, int, d, g->nnodes == 1 ? g->nranks : 0)
-    {
-        const int32_t expected = g->mask[d] ? hn_desc_of(g, d, epoch)->expected_rows : 0;
-        more |= expected > 0 && hn_rows_at(p, d, epoch) > expected;
-    }
-    return g->nnodes > 1 || ag_any(ag, more);
+    AG_EACH(ag, int, l, left < L ? left : L)
+    rows += (hn_expert_rows(g, epoch, first + l) + align - 1) / align * align;
+    return ag_sum(ag, rows);
 }
 
-/* Does a rank of the node get more rows than a receive buffer holds? All ranks of the node find the same, for they read
- * the same counts. */
-KFN_STEP int hn_windowed(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+/* The rows that rank d expected, or that a receive buffer holds; -1: any number. */
+KFN int64_t hn_bound(const struct group_dev *g, int d, int expected, uint64_t epoch)
+{
+    if (!g->mask[d])
+        return -1;
+    if (!expected)
+        return g->ht.rows;
+    return hn_desc_of(g, d, epoch)->expected_rows > 0 ? hn_desc_of(g, d, epoch)->expected_rows : -1;
+}
+
+/* Does a rank of the node get more rows than that? All ranks of the node find the same, for they read the same
+ * counts. */
+KFN_STEP int hn_more(struct agent *ag, const struct ht_notify_params *p, int expected, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     int more = 0;
 
-    AG_EACH(ag, int, i, g->ht.window ? g->node_size : 0)
+    for (int i = 0; p->layout != LAYOUT_FLAT && i < g->node_size && !more; i++) {
+        const int64_t bound = hn_bound(g, node_rank(g, i), expected, epoch);
+        more = bound >= 0 && hn_zone_rows_at(ag, p, node_rank(g, i), epoch) > bound;
+    }
+    AG_EACH(ag, int, i, p->layout == LAYOUT_FLAT ? g->node_size : 0)
     {
-        const int d = node_rank(g, i);
-        more |= g->mask[d] && hn_rows_at(p, d, epoch) > g->ht.rows;
+        const int64_t bound = hn_bound(g, node_rank(g, i), expected, epoch);
+        more |= bound >= 0 && hn_flat_rows_at(g, node_rank(g, i), epoch) > bound;
     }
     return ag_any(ag, more);
+}
+
+/* Does any rank get more rows than it expected? Ranks of several nodes do not see all counts: there nothing is as
+ * expected. */
+KFN int hn_unexpected(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    return p->g->nnodes > 1 || hn_more(ag, p, 1, epoch);
+}
+
+/* Does a rank of the node get more rows than a receive buffer holds? */
+KFN int hn_windowed(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    return p->g->ht.window && hn_more(ag, p, 0, epoch);
 }
 
 /* The most rounds of any rank. */
