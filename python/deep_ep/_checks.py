@@ -83,6 +83,14 @@ def tokens(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     return rows, scales
 
 
+def spread(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """The scales, copied if Tensor.expand() made them: EPX takes positive strides."""
+    if scales is None or not scales.numel() or all(
+            stride > 0 or extent == 1 for stride, extent in zip(scales.stride(), scales.shape)):
+        return scales
+    return scales.contiguous()
+
+
 def row_bytes(name: str, value: torch.Tensor) -> None:
     """Checks that the rows are a multiple of 16 bytes."""
     nbytes = value.shape[-1] * value.element_size()

@@ -157,6 +157,7 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
     pool = engine.elastic_pool(request.device, how.num_experts, how.max_tokens, request.hidden_bytes(), topk)
     launch = begin(pool.group)
     with launch.context():
+        request.scales = checks.spread(request.scales)
         idx = how.topk_idx if how.topk_idx.dtype.itemsize >= 4 else how.topk_idx.to(torch.int32)
         routing = new_routing(pool, request.expand, topk, how.alignment, request.count, how.drop)
         address = routing.handle.address
@@ -221,6 +222,7 @@ def dispatch_again(begin: Any, request: Request, handle: EPHandle, domains: Doma
     idx_dtype = given if given.itemsize >= 4 else torch.int32
     launch = begin(pool.group)
     with launch.context():
+        request.scales = checks.spread(request.scales)
         if handle.do_expand and not request.expand:
             routing = _flat_routing(pool, handle, routing, launch, domains)
         plan = plan_for(pool, request.kind(topk, idx_dtype, False), domains.scaleup)

@@ -85,6 +85,7 @@ def _dispatch(engine: Engine, pool: Pool, launch_on: Any, request: DispatchReque
     tokens = request.tokens
     launch: Launch = launch_on(pool.group)
     with launch.context():
+        request.scales = checks.spread(request.scales)
         idx = request.routing_indices(engine)
         routing = HighThroughputRouting(
             pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
@@ -306,6 +307,7 @@ def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tu
         raise wrong("x", "%d tokens, as in the dispatch of the handle" % routing.tokens, tokens.shape[0])
     launch: Launch = launch_on(pool.group)
     with launch.context():
+        scales = checks.spread(scales)
         out = pool.heap.empty((routing.rows, tokens.shape[1]), tokens.dtype)
         out_scales = None
         if scales is not None:

@@ -54,6 +54,9 @@ def describe(name: str, tensor: Any, struct: TensorStruct, dtype: Optional[DType
     if len(shape) > MAX_NDIM or len(shape) < 1:
         raise ArgumentError(
             Status.ARGUMENT, "%s: expected 1 to %d dimensions, got %d" % (name, MAX_NDIM, len(shape)))
+    if stride is not None and not any(stride) and all(shape) and max(shape) > 1:  # in C, that means contiguous
+        raise ArgumentError(
+            Status.ARGUMENT, "%s: expected positive strides, got %s of shape %s" % (name, tuple(stride), tuple(shape)))
     fill(struct, data, int(dtype or found or 0), shape, stride)
     return keep
 

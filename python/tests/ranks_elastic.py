@@ -185,6 +185,12 @@ def test_scales(world: World) -> None:
         ranks, tokens, *_ = work.flat(world.rank)
         for i, (s, t) in enumerate(zip(ranks.tolist(), tokens.tolist())):
             assert torch.equal(recv[0][i].cpu(), rows_of[s][t]) and torch.equal(recv[1][i].cpu(), packs[s][t])
+        for one in (torch.tensor([[1.5, 2.5]]), torch.tensor([[1.5]])):  # whose strides are 0
+            scales = world.to(one + world.rank).expand(len(work.x[world.rank]), 2)
+            recv, _idx, _weights, handle, _event = send(world, buffer, work, (rows_of[world.rank], scales))
+            assert torch.equal(recv[1].cpu(), one.expand(1, 2) + ranks[:, None])
+            again, *_ = buffer.dispatch((world.to(rows_of[world.rank]), scales), handle=handle)
+            assert same_bits(again[1], recv[1])
 
 
 def test_rows_of_any_dtype(world: World) -> None:

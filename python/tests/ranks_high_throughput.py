@@ -282,6 +282,22 @@ def test_one_dimensional_scales(world: World) -> None:
     assert torch.equal(recv[1].cpu(), cast_fp8(rows)[1][:, 0])
 
 
+def test_scales_of_expand(world: World) -> None:
+    """Scales that Tensor.expand() made, whose strides are 0: one row for all tokens, or one scale for all."""
+    buffer, me = world.buffer(), world.rank
+    work = Work(world.nranks, 9, 256, 2 * world.nranks, 3, seed=42)
+    ranks, _tokens, rows, *_ = work.flat(me)
+    row = torch.tensor([[1.5, 2.5]])
+    for one in (row, row[:, :1]):
+        values, scales = world.to(cast_fp8(work.x[me])[0]), world.to(one + me).expand(len(work.x[me]), 2)
+        recv, *_others, handle, _event = buffer.dispatch(
+            (values, scales), **layout(buffer, world.to(work.idx[me]), work.experts), topk_idx=world.to(work.idx[me]),
+            topk_weights=world.to(work.weights[me]))
+        assert same_bits(recv[0], cast_fp8(rows)[0]) and torch.equal(recv[1].cpu(), one.expand(1, 2) + ranks[:, None])
+        again = buffer.dispatch((values, scales), handle=handle)[0]
+        assert same_bits(again[0], recv[0]) and same_bits(again[1], recv[1])
+
+
 def test_smaller_groups(world: World) -> None:
     """Groups of some of the ranks: 2, 4, and 3."""
     for size in (2, 3, 4):

@@ -54,7 +54,9 @@ class Descriptors(unittest.TestCase):
     def test_refused(self) -> None:
         for tensor, words in ((None, "NoneType"), ("x", "str"), (torch.zeros(1, dtype=torch.bool), "torch.bool"),
                               (numpy.zeros(1, numpy.float64), "float64"), (torch.zeros(()), "1 to 4 dimensions"),
-                              (torch.zeros(1, 1, 1, 1, 1), "got 5"), (torch.zeros(3).to_sparse(), "strided")):
+                              (torch.zeros(1, 1, 1, 1, 1), "got 5"), (torch.zeros(3).to_sparse(), "strided"),
+                              (torch.zeros(1, 1).expand(2, 3), "positive strides"),
+                              (numpy.broadcast_to(numpy.float32(1), (2, 3)), "positive strides")):
             with self.assertRaisesRegex(epx.ArgumentError, "t: expected .*") as caught:
                 described(tensor)
             self.assertIn(words, str(caught.exception))
