@@ -14,6 +14,7 @@ from typing import Any, ContextManager, Iterable, Optional
 
 import epx
 import torch
+from epx.errors import make_error
 
 from .utils import EventHandle, EventOverlap
 
@@ -37,10 +38,15 @@ def settle(group: epx.Group, event: Optional[epx.Event] = None) -> None:
         event.sync() if event is not None else group.sync()
     except epx.EpxError as failure:
         error = group.error()
-        lost = error is not None and group.masks and (error.status, error.phase) == (epx.Status.PEER, "network")
-        if error is None or not (lost or error.message.endswith("it is masked now")):
+        if error is None or not _is_masked(group, error):
             raise hinted(failure) from None
         group.error_clear()
+
+
+def _is_masked(group: epx.Group, error: Any) -> bool:
+    """Is the error that of a rank which is masked now?"""
+    lost = group.masks and (error.status, error.phase) == (epx.Status.PEER, "network")
+    return bool(lost) or error.message.endswith("it is masked now")
 
 
 def current_address(device: torch.device) -> int:
@@ -58,7 +64,12 @@ class HostEvent(EventHandle):
 
     def current_stream_wait(self) -> None:
         """Waits until the operation is complete. Raises its error, if there is one."""
-        settle(self._group, self._event)
+        if not self._group.was_destroyed:
+            settle(self._group, self._event)
+            return
+        error = self._group.last_error  # its end has waited for the operation
+        if error is not None and not _is_masked(self._group, error):
+            raise hinted(make_error(error.status, error.message))
 
     def wait_on(self, stream: Any) -> None:
         """Like current_stream_wait(), because a CUDA stream cannot wait for the CPU."""

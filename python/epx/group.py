@@ -89,6 +89,9 @@ class Group(HandleOwner, HeapOwner):
     srun, `epx run`), or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     """
 
+    was_destroyed = False
+    last_error: Optional[ErrorInfo] = None  # of a group that was destroyed: that of its operations, if there was one
+
     def __init__(self, bootstrap: Optional[Bootstrap] = None, **config: Any) -> None:
         boot = ctypes.byref(bootstrap.struct) if bootstrap is not None else None
         self._open(bootstrap, config, lambda out, struct: load().epx_group_create(out, boot, struct))
@@ -166,10 +169,11 @@ class Group(HandleOwner, HeapOwner):
             return
         if self._lib.epx_group_error(address, None) == 0:
             self._wait(None)
-        self._address, self._why = None, "was destroyed"
+        self.last_error = self.error()
+        self._address, self._why, self.was_destroyed = None, "was destroyed", True
         status = self._lib.epx_group_destroy(address)
         if status not in (Status.OK, Status.TIMEOUT):  # the group is as it was
-            self._address, self._closing = address, False
+            self._address, self._closing, self.was_destroyed = address, False, False
         else:  # not before: work of other streams may have used what was held; its events went with the group
             self._events.clear()
             self._held.clear()

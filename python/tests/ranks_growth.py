@@ -8,6 +8,7 @@ import time
 from typing import Any, Iterator, Set
 
 import deep_ep
+import epx
 import torch
 import torch.distributed as dist
 from ranks_high_throughput import exchange, layout
@@ -59,6 +60,36 @@ def test_one_rank_has_more_tokens(world: World) -> None:
             exchange(world, buffer, small)
             assert buffer._engine.high_throughput_pool(world.device, 2 * ranks) is second
             buffer.destroy()
+
+
+def test_events_outlive_their_group(world: World) -> None:
+    """An event whose group a larger one has replaced, or that was destroyed with its buffer: the end of the group has
+    waited for the operation. It raises the error of one that has failed."""
+    world.only("cpu")
+    ranks, me = world.nranks, world.rank
+    small, large = (Work(ranks, tokens, 128, 2 * ranks, 2, seed=5, uneven=False) for tokens in (8, 66))
+    with environment(EPX_DEEP_EP_MAX_TOKENS="8", EPX_TIMEOUT_MS="3000"):
+        buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+
+        def begin(**options: Any) -> deep_ep.EventOverlap:
+            return buffer.dispatch(small.x[me], **layout(buffer, small.idx[me], 2 * ranks), topk_idx=small.idx[me],
+                                   topk_weights=small.weights[me], async_finish=True, **options)[5]
+        event = begin()
+        pool = buffer._engine.high_throughput_pool(world.device, 2 * ranks)
+        exchange(world, buffer, large)
+        gc.collect()
+        assert not pool.group.alive
+        event.current_stream_wait()
+        begin(previous_event=event, allocate_on_comm_stream=True).current_stream_wait()
+        event = begin(num_worst_tokens=1)
+        buffer.destroy()
+        gc.collect()
+        try:
+            event.current_stream_wait()
+            raise AssertionError("an operation that has failed was reported as complete")
+        except epx.EpxError as error:
+            assert "recover()" in str(error), error
+    world.meet()
 
 
 def test_many_tokens(world: World) -> None:
