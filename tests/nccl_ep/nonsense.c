@@ -334,8 +334,9 @@ static ncclResult_t call_other(struct session *s, struct calls *c)
 
 static ncclResult_t call_masks(struct session *s)
 {
-    int mask[1] = {1};
+    static int mask[1]; /* the stream writes it, later */
 
+    mask[0] = 1;
     switch (draw() % 5) {
     case 0:
         return ncclEpMaskQuery(s->group, draw() % 2 ? mask : pointer(), s->stream);
