@@ -27,6 +27,8 @@ grep -q "<h3>Time, low latency (2 ranks, 4 tokens per rank)" "$work/one.html" &&
 expect 0 "which is measured again" --compare "$work/old.json" && says "by its own options" "2 rows compared"
 expect 2 "a page that cannot be written" sweep --report /no/such/page.html &&
     says "is refused before anything is measured" "cannot write '/no/such/page.html': No such file or directory"
+expect 2 "a sweep of which one run is wrong" sweep "${small[@]}" --ranks 2 --vs ofi && ! grep -q "us" "$work/out" &&
+    says "is refused before the first" "--vs ofi compares what crosses between nodes" || fail "a wrong run comes late"
 expect 2 "--new without --compare" ll --new x && says "is refused" "--new belongs to --compare"
 expect 2 "a file that is not there" --compare "$work/nothing.json" && says "is named" "nothing.json"
 

@@ -229,12 +229,25 @@ static int run_one(struct session *s, int i)
     return EXIT_OK;
 }
 
+/* Before the first one is measured. */
+static int check_runs(const struct session *s)
+{
+    struct bench_options options;
+
+    for (int i = 0; i < s->nruns; i++)
+        if (bench_options_parse(&options, s->runs[i].argc, s->runs[i].argv) != 0)
+            return -1;
+    return 0;
+}
+
 static int run_all(struct session *s)
 {
     int code = EXIT_OK;
 
     if (s->nruns == 0)
         return bench_run(&s->options, s->to, s->options.compare != NULL && !s->options.json);
+    if (check_runs(s) != 0)
+        return EXIT_USAGE;
     for (int i = 0; i < s->nruns && code == EXIT_OK; i++)
         code = run_one(s, i);
     return code;
