@@ -104,6 +104,11 @@ said "epx run: --timeout belongs to -n RANKS; here "
 check "values after an equal sign, and after a letter" 0 "$epx" run -n2 --timeout=20 true
 check "unknown command" 2 "$epx" frobnicate
 said "epx: unknown command 'frobnicate'; see epx --help"
+for command in bench "bench ring" ep-bench sim run predict top trace doctor; do # lines fit a window
+    # shellcheck disable=SC2086
+    long=$("$epx" $command --help | awk 'length > 110')
+    [ -z "$long" ] || fail "epx $command --help has a line that is too long: $long"
+done
 check "a command with a typing error" 2 "$epx" bnech
 said "(did you mean 'bench'?)"
 check "no command at all" 2 "$epx"

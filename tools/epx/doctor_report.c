@@ -154,30 +154,13 @@ static int text_columns(void)
     return columns < COLUMNS_LEAST ? COLUMNS_LEAST : columns > COLUMNS_MOST ? COLUMNS_MOST : columns;
 }
 
-/* Breaks lines between words; those that follow start at `indent`, where the first does too. */
-static void print_wrapped(const char *text, int indent)
+/* Deeper by the blanks that the text begins with. */
+static void print_words(const char *text, int indent)
 {
-    const int deeper = (int)strspn(text, " "), most = text_columns();
-    int column;
+    const int deeper = (int)strspn(text, " ");
 
     printf("%*s", deeper, "");
-    text += deeper;
-    indent += deeper;
-    column = indent;
-    while (*text) {
-        int length = (int)strcspn(text, " \n");
-        if (column > indent && (text[-1] == '\n' || column + 1 + length > most)) {
-            printf("\n%*s", indent, "");
-            column = indent;
-        } else if (column > indent) {
-            putchar(' ');
-            column++;
-        }
-        printf("%.*s", length, text);
-        column += length;
-        text += length + (text[length] != 0);
-    }
-    putchar('\n');
+    print_wrapped(stdout, text + deeper, indent + deeper, text_columns());
 }
 
 static int name_columns(const struct report *report, const char *section)
@@ -210,7 +193,7 @@ static void print_rows(const struct report *report)
         /* Of several rows with one name the first shows it. */
         printf("  %-*s  ", columns, name && !strcmp(name, item->name) ? "" : item->name);
         name = item->name;
-        print_wrapped(item->text, columns + 4);
+        print_words(item->text, columns + 4);
     }
 }
 
@@ -230,7 +213,7 @@ static void print_list(const struct report *report, enum kind kind, const char *
             printf("  %-*s  ", NAME_COLUMNS, item->name);
         else
             printf("  - ");
-        print_wrapped(item->text, item->name ? NAME_COLUMNS + 4 : 4);
+        print_words(item->text, item->name ? NAME_COLUMNS + 4 : 4);
     }
 }
 

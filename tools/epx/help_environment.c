@@ -5,27 +5,10 @@
 
 #include "commands.h"
 #include "options.h"
+#include "terminal.h"
 #include "util/env.h"
 
 enum { TEXT_COLUMNS = 100, INDENT = 4 };
-
-/* Words of a text, filled into lines that begin with INDENT spaces. */
-static void print_filled(const char *text)
-{
-    int column = 0;
-
-    while (*text) {
-        const int length = (int)strcspn(text, " ");
-        if (column && column + 1 + length > TEXT_COLUMNS) {
-            putchar('\n');
-            column = 0;
-        }
-        column += column ? printf(" %.*s", length, text) : printf("%*s%.*s", INDENT, "", length, text);
-        text += length;
-        text += strspn(text, " ");
-    }
-    putchar('\n');
-}
 
 static void print_entry(const struct env_entry *entry)
 {
@@ -33,7 +16,8 @@ static void print_entry(const struct env_entry *entry)
     if (entry->fallback[0])
         printf("   (default: %s)", entry->fallback);
     putchar('\n');
-    print_filled(entry->meaning);
+    printf("%*s", INDENT, "");
+    print_wrapped(stdout, entry->meaning, INDENT, TEXT_COLUMNS);
     if (entry->aliases[0])
         printf("%*salso: %s\n", INDENT, "", entry->aliases);
 }

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORD_MOST = 48, NEAR = 2, NAME_COLUMNS = 20 };
+#include "terminal.h"
+
+enum { WORD_MOST = 48, NEAR = 2, NAME_COLUMNS = 20, HELP_COLUMNS = 108 };
 
 int options_complain(const char *program, const char *format, ...)
 {
@@ -188,7 +190,7 @@ static void print_indented(FILE *to, const char *text, int columns)
 
 static void print_option(FILE *to, const struct option_spec *spec)
 {
-    char name[64], letter[8] = "";
+    char name[64], text[1000], letter[8] = "";
 
     if (spec->letter)
         snprintf(letter, sizeof(letter), "-%c, ", spec->letter);
@@ -198,10 +200,9 @@ static void print_option(FILE *to, const struct option_spec *spec)
         fprintf(to, "  %s\n  %*s ", name, NAME_COLUMNS, "");
     else
         fprintf(to, "  %-*s ", NAME_COLUMNS, name);
-    print_indented(to, spec->help, NAME_COLUMNS + 3);
-    if (spec->fallback)
-        fprintf(to, " (default: %s)", spec->fallback);
-    fputc('\n', to);
+    snprintf(text, sizeof(text), "%s%s%s%s", spec->help, spec->fallback ? " (default: " : "",
+             spec->fallback ? spec->fallback : "", spec->fallback ? ")" : "");
+    print_wrapped(to, text, NAME_COLUMNS + 3, HELP_COLUMNS);
 }
 
 void options_help(const struct option_table *table, FILE *to)
