@@ -122,6 +122,7 @@ struct plan plan_draw(uint64_t seed, int R, int per_node)
     }
     p.graph = p.room != EAGER && p.masked < 0 && one_in(s, 3);
     p.tight = !p.low && !p.graph && one_in(s, 2);
+    p.default_stream = !p.graph && one_in(s, 4);
     return p;
 }
 
@@ -130,11 +131,11 @@ void plan_print(const struct plan *p)
     fprintf(stderr,
             "plan %llu: R %d (%d a node) %s layout %d L %d K %d M %d H %d type %d scales %d of %d recipe %d round %d "
             "index32 %d counter64 %d alignment %d global %d room %d T %d zero_copy %d windows %d rounds %d staged %d "
-            "graph %d twin %d backward %d tight %d masked %d\n",
+            "graph %d twin %d backward %d tight %d default %d masked %d\n",
             (unsigned long long)p->seed, p->R, p->per_node, p->low ? "ll" : "ht", p->layout, p->L, p->K, p->M, p->H,
             (int)p->type, p->scales, (int)p->scale_type, (int)p->recipe, p->round_scales, p->index32, p->counter64,
             p->alignment, p->global_ids, (int)p->room, p->T, (int)p->zero_copy, p->windows, p->rounds, p->staged,
-            p->graph, p->twin, p->backward, p->tight, p->masked);
+            p->graph, p->twin, p->backward, p->tight, p->default_stream, p->masked);
 }
 
 /* ---- Inputs ------------------------------------------------------------------------------------------------------ */

@@ -26,6 +26,7 @@ struct plan {
     int windows;
     /* How it is run. */
     int rounds, staged, graph, twin, backward;
+    int default_stream;
     int tight;  /* combine gets no more rows than have come */
     int masked; /* the rank that sits one round out; -1: none */
 };

@@ -122,7 +122,8 @@ static int run_round(struct run *run, int round)
     CHECK(!inputs_draw(&run->in, p, round));
     for (int r = 0; !p->low && r < p->R; r++)
         CHECK(!received_make(&run->received[r], &run->in, r));
-    put_inputs(run);
+    if (put_inputs(run))
+        return -1;
     rc = p->graph ? round_graph(run) : run->in.masked >= 0 ? round_masked(run) : round_calls(run);
     for (int r = 0; !p->low && r < p->R; r++)
         received_free(&run->received[r]);
@@ -186,7 +187,8 @@ static int run_plan(struct run *run)
 {
     const ncclEpGroupConfig_t config = group_config(&run->plan);
 
-    TRY(cudaStreamCreate(&run->stream));
+    if (!run->plan.default_stream)
+        TRY(cudaStreamCreate(&run->stream));
     TRY(ncclEpCreateGroup(&run->group, run->comm, &config));
     run->received = calloc((size_t)run->plan.R, sizeof(*run->received));
     CHECK(run->received);
@@ -199,7 +201,8 @@ static int run_plan(struct run *run)
         return -1;
     free(run->received);
     TRY(ncclEpGroupDestroy(run->group));
-    TRY(cudaStreamDestroy(run->stream));
+    if (run->stream)
+        TRY(cudaStreamDestroy(run->stream));
     return 0;
 }
 
@@ -229,7 +232,7 @@ static void *thread_main(void *arg)
     const struct thread_rank *t = arg;
     ncclComm_t comm;
 
-    if (ncclCommInitRank(&comm, t->R, t->id, t->rank) != ncclSuccess ||
+    if (cudaSetDevice(t->rank) != cudaSuccess || ncclCommInitRank(&comm, t->R, t->id, t->rank) != ncclSuccess ||
         run_seeds(comm, t->rank, t->R, t->seed, t->count)) {
         fprintf(stderr, "nccl_ep_random: rank %d of %d threads FAILED\n", t->rank, t->R);
         exit(1); /* the others would wait for this one */

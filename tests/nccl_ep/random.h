@@ -49,7 +49,7 @@ int wrong(const struct run *run, const char *file, int line, const char *what);
 int open_tensors(struct run *run);
 int close_tensors(struct run *run); /* nobody has written behind them */
 int receive_rows(const struct run *run);
-void put_inputs(struct run *run);
+int put_inputs(struct run *run);
 int update(struct run *run);
 int dispatch(struct run *run, int backward);
 int combine(struct run *run, int backward);

@@ -111,7 +111,8 @@ int close_tensors(struct run *run)
 
 /* ---- A round ----------------------------------------------------------------------------------------------------- */
 
-void put_inputs(struct run *run)
+/* Copies wait for the device: not for the other ranks, which may be waiting for this one. */
+int put_inputs(struct run *run)
 {
     const struct plan *p = &run->plan;
     const int n = run->in.tokens[run->rank], first = run->rank * p->M;
@@ -129,13 +130,15 @@ void put_inputs(struct run *run)
             ((int64_t *)(void *)run->idx.data)[i] = id;
         ((float *)(void *)run->weights.data)[i] = run->in.weight[first * p->K + i];
     }
-    if (n)
-        memcpy(run->tokens.data, run->in.rows + (size_t)first * row_bytes(p), (size_t)n * row_bytes(p));
-    if (n && scale_bytes(p))
-        memcpy(run->scales.data, run->in.scales + (size_t)first * scale_bytes(p), (size_t)n * scale_bytes(p));
+    TRY(cudaMemcpy(run->tokens.data, run->in.rows + (size_t)first * row_bytes(p), (size_t)n * row_bytes(p),
+                   cudaMemcpyHostToDevice));
+    if (scale_bytes(p))
+        TRY(cudaMemcpy(run->scales.data, run->in.scales + (size_t)first * scale_bytes(p), (size_t)n * scale_bytes(p),
+                       cudaMemcpyHostToDevice));
     for (size_t i = 0; i < sizeof(filled) / sizeof(filled[0]); i++)
         if (filled[i]->data)
             memset(filled[i]->data, FILL, filled[i]->bytes);
+    return 0;
 }
 
 int update(struct run *run)
