@@ -73,8 +73,8 @@ static int64_t stride_product(int64_t stride, int64_t extent)
     return __builtin_mul_overflow(stride, extent, &product) || product > STRIDE_MOST ? STRIDE_MOST : product;
 }
 
-/* Fills in contiguous strides where none were given, and where an extent of at most one element makes a stride
- * meaningless; true if the given ones are contiguous. */
+/* Fills in strides where none were given, and where an extent of at most one element makes a stride meaningless: there
+ * that of a block around what is inside it. True if the given ones are contiguous. */
 static int fill_strides(epx_tensor *t)
 {
     int64_t expected[EPX_MAX_NDIM], step = 1;
@@ -86,11 +86,13 @@ static int fill_strides(epx_tensor *t)
         given |= t->stride[i] != 0;
         empty |= t->shape[i] == 0;
     }
-    for (int i = 0; i < t->ndim; i++) {
+    for (int i = t->ndim - 1; i >= 0; i--) {
         if (given && !empty && t->shape[i] > 1 && t->stride[i] != expected[i])
             contiguous = 0;
-        if (!given || empty || t->shape[i] <= 1)
+        if (!given || empty)
             t->stride[i] = expected[i];
+        else if (t->shape[i] <= 1)
+            t->stride[i] = i == t->ndim - 1 ? 1 : stride_product(t->stride[i + 1], t->shape[i + 1]);
     }
     return contiguous;
 }

@@ -186,20 +186,28 @@ static int check_token(struct fixture *s, int token)
     return memcmp(expected, (uint16_t *)s->combined.data + token * FIXTURE_HIDDEN, sizeof(expected));
 }
 
+/* s->arg: elements between rows. */
 static int combine_round(struct fixture *s)
 {
-    const int64_t L = s->ll_rows.shape[0], rows = s->ll_rows.shape[1];
+    const int64_t L = s->ll_rows.shape[0], rows = s->ll_rows.shape[1], pitch = FIXTURE_HIDDEN + *(const int *)s->arg;
+    uint16_t *apart = calloc((size_t)(L * rows * pitch), sizeof(*apart));
+    epx_tensor tokens = s->ll_rows;
     epx_combine_config config = EPX_COMBINE_CONFIG_INIT;
     epx_combine_inputs in = s->ll_cin;
     float *scales = calloc((size_t)(L * rows), sizeof(float));
     epx_tensor t = epx_tensor_make(scales, EPX_FP32, 2, L, rows, 0, 0);
-    int32_t ready[FIXTURE_EXPERTS * 8]; /* rows may be read when these are 5: they are, in blocks of four rows */
-    epx_tensor signals = epx_tensor_make(ready, EPX_INT32, 2, L, 8, 0, 0);
+    int32_t ready[FIXTURE_EXPERTS * 16]; /* rows may be read when these are 5: they are, in blocks of four rows */
+    epx_tensor signals = epx_tensor_make(ready, EPX_INT32, 2, L, 16, 0, 0);
     int rc = 0;
 
+    tokens.data = apart;
+    tokens.stride[0] = rows * pitch;
+    tokens.stride[1] = pitch;
+    tokens.stride[2] = 1;
     config.nvfp4 = 1;
+    in.tokens = &tokens;
     in.row_scales = &t;
-    for (int i = 0; i < FIXTURE_EXPERTS * 8; i++)
+    for (int i = 0; i < FIXTURE_EXPERTS * 16; i++)
         ready[i] = 5;
     if (s->nranks > 1) {
         in.signals = &signals;
@@ -207,19 +215,21 @@ static int combine_round(struct fixture *s)
         config.signal_value = 5;
     }
     fixture_refill(s);
-    if (!scales || epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
+    if (!scales || !apart || epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
         fixture_sync(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL)) != EPX_OK) {
         free(scales);
+        free(apart);
         return fixture_fail(s, "epx_dispatch");
     }
     for (int64_t i = 0; i < L * rows; i++)
-        scales[i] = expert_row((uint16_t *)s->ll_rows.data + i * FIXTURE_HIDDEN, (int)(s->rank * L + i / rows));
+        scales[i] = expert_row(apart + i * pitch, (int)(s->rank * L + i / rows));
     if (fixture_sync(s, epx_combine(s->ll, &in, &s->cout, &config, NULL)) != EPX_OK)
         rc = fixture_fail(s, "epx_combine");
     for (int token = 0; !rc && token < s->tokens.shape[0]; token++)
         if (check_token(s, token))
             rc = fixture_fail(s, "a sum is not the reference's");
     free(scales);
+    free(apart);
     return rc;
 }
 
@@ -238,8 +248,11 @@ static void combine_gives_the_references_sums(void **state)
     const epx_group_config config = on_device(60000);
 
     (void)state;
-    assert_int_equal(fixture_run(1, &config, combine_round, NULL), 0);
-    assert_int_equal(fixture_run(3, &config, combine_round, NULL), 0);
+    assert_int_equal(fixture_run(1, &config, combine_round, &(int){0}), 0);
+    assert_int_equal(fixture_run(3, &config, combine_round, &(int){0}), 0);
+    assert_int_equal(fixture_run(3, &config, combine_round, &(int){8}), 0);
+    /* One expert each: the outer stride says nothing. */
+    assert_int_equal(fixture_run(FIXTURE_EXPERTS, &config, combine_round, &(int){8}), 0);
 }
 
 /* The agents that have rows of one expert fail; those of their block that have none must not wait for them for good. */
