@@ -132,24 +132,49 @@ static epx_status recv_buf_check(const struct epx_handle *handle, int buffered, 
                 call, handle->info->rows, room);
 }
 
+/* Tokens that the caller receives in the buffer of tokens itself (epx_handle_recv_tensor). */
+static int is_in_token_buffer(const struct ht_layout *ht, const struct dispatch_args *args, uint64_t tokens)
+{
+    return args->out_tokens.data && tokens >= ht->tokens && tokens < ht->tokens + (uint64_t)ht->rows * ht->pitch;
+}
+
 /* Long rows of scales have no buffer of their own: they follow their token in the buffer of tokens, which has room for
- * both, or have it to themselves. */
-static void place_scales(const struct epx_group *group, const struct dispatch_args *args, struct ht_dispatch_params *p,
-                         int *buffered)
+ * both, or have it to themselves. Where the caller receives its tokens there, they are behind all of these. */
+static epx_status place_long_scales(const struct ht_layout *ht, const struct dispatch_args *args, int buffered,
+                                    const struct signature *signature, struct hd_desc *desc)
+{
+    const uint64_t end = ht->tokens + (uint64_t)ht->rows * ht->pitch, rows = (uint64_t)args->out_tokens.shape[0];
+
+    desc->scales = ht->tokens + (buffered & BUFFERED_TOKENS ? ((uint64_t)signature->hidden_bytes + 15) / 16 * 16 : 0);
+    desc->scale_row_stride = ht->pitch;
+    if (buffered & BUFFERED_TOKENS || !is_in_token_buffer(ht, args, desc->tokens))
+        return EPX_OK;
+    desc->scales = (desc->tokens + tensor_span(&args->out_tokens) + 15) / 16 * 16;
+    desc->scale_row_stride = ((uint64_t)signature->scale_bytes + 15) / 16 * 16;
+    if (desc->scales + rows * desc->scale_row_stride <= end)
+        return EPX_OK;
+    return fail(EPX_ERR_ARGUMENT,
+                "epx_dispatch: outputs.scales: expected memory from epx_alloc, or a tokens tensor as "
+                "epx_handle_recv_tensor returns it: there is no room for %d bytes of scales per row behind it",
+                signature->scale_bytes);
+}
+
+static epx_status place_scales(const struct epx_group *group, const struct dispatch_args *args,
+                               struct ht_dispatch_params *p, int *buffered)
 {
     const struct ht_layout *ht = &group->plan.ht;
-    const int is_long = (uint64_t)p->signature.scale_bytes > ht->scale_pitch;
-    const uint64_t behind = *buffered & BUFFERED_TOKENS ? ((uint64_t)p->signature.hidden_bytes + 15) / 16 * 16 : 0;
     struct hd_desc *desc = &p->desc;
 
-    desc->scales =
-        receive_at(group, &args->out_scales, is_long ? ht->tokens + behind : ht->scales, BUFFERED_SCALES, buffered);
+    desc->scales = receive_at(group, &args->out_scales, ht->scales, BUFFERED_SCALES, buffered);
     desc->scale_row_stride = (uint64_t)p->final.scale_row_stride;
     desc->scale_stride = (uint64_t)p->final.scale_stride;
-    if (*buffered & BUFFERED_SCALES) {
-        desc->scale_row_stride = is_long ? ht->pitch : ht->scale_pitch;
-        desc->scale_stride = 4;
-    }
+    if (!(*buffered & BUFFERED_SCALES))
+        return EPX_OK;
+    desc->scale_row_stride = ht->scale_pitch;
+    desc->scale_stride = 4;
+    return (uint64_t)p->signature.scale_bytes > ht->scale_pitch
+               ? place_long_scales(ht, args, *buffered, &p->signature, desc)
+               : EPX_OK;
 }
 
 /* Offsets of struct hd_desc count from this rank's heap; with 64 bits they reach everything. */
@@ -179,18 +204,20 @@ static void make_own(const struct epx_group *group, const struct dispatch_args *
     own->capacity = args->out_tokens.shape[0];
 }
 
-static void make_desc(const struct epx_handle *handle, const struct dispatch_args *args, struct ht_dispatch_params *p)
+static epx_status make_desc(const struct epx_handle *handle, const struct dispatch_args *args,
+                            struct ht_dispatch_params *p)
 {
     const struct epx_group *group = handle->group;
     const struct ht_layout *ht = &group->plan.ht;
     struct hd_desc *desc = &p->desc;
+    epx_status status;
     int buffered = 0;
 
     desc->signature = p->signature;
     desc->idx = (args->out_idx.dtype == EPX_INT64 ? IDX_64 : 0) | (args->global_ids ? IDX_GLOBAL : 0);
     desc->tokens = receive_at(group, &args->out_tokens, ht->tokens, BUFFERED_TOKENS, &buffered);
     desc->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
-    place_scales(group, args, p, &buffered);
+    status = place_scales(group, args, p, &buffered);
     desc->weights = receive_at(group, &args->out_weights, ht->weights, BUFFERED_WEIGHTS, &buffered);
     desc->topk_idx = receive_at(group, &args->out_idx, ht->topk_idx, BUFFERED_IDX, &buffered);
     desc->src_rank = receive_at(group, &args->src_rank, ht->src_rank, BUFFERED_SRC_RANK, &buffered);
@@ -204,6 +231,7 @@ static void make_desc(const struct epx_handle *handle, const struct dispatch_arg
         desc->map_lines = ht->rows;
     p->buffered = buffered;
     make_own(group, args, p);
+    return status;
 }
 
 /* Rows that are in the heap in the format of the wire are put to other nodes from there. */
@@ -301,7 +329,9 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.drop = drop_rules(handle) & ~DROP_FLAT;
     p.key = handle_key(handle);
     p.ntokens = args->tokens.shape[0];
-    make_desc(handle, args, &p);
+    status = make_desc(handle, args, &p);
+    if (status != EPX_OK)
+        return status;
     p.in_place = in_place_offset(handle, args, &p);
     p.turns = turns_of(handle, stream, handle->group->plan.ht.take_tokens, 1, p.buffered); /* taken in the next step */
     regions_import(handle->group, stream);

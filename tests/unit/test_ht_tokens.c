@@ -150,5 +150,78 @@ static void test_windows_that_nobody_expects(void **state)
     assert_int_equal(fixture_run(RANKS, &config, is_quiet, NULL), 0);
 }
 
+/* ---- Tokens in EPX's receive buffer, and so many scales that they have none ------------------------------------- */
+
+enum { NARROW = 16, SCALES = 36 };
+
+static uint8_t token_byte(int rank, int token, int i)
+{
+    return (uint8_t)(rank * 50 + token * 8 + i);
+}
+
+static int32_t scale_word(int rank, int token, int i)
+{
+    return (rank * 100 + token) * 1000 + i;
+}
+
+static int check_row(struct fixture *s, const uint8_t *tokens, const int32_t *scales, int rank, int token)
+{
+    for (int i = 0; i < NARROW; i++)
+        if (tokens[i] != token_byte(rank, token, i))
+            return fixture_fail(s, "a token in the receive buffer is not what was sent");
+    for (int i = 0; i < SCALES; i++)
+        if (scales[i] != scale_word(rank, token, i))
+            return fixture_fail(s, "a scale is not what was sent");
+    return 0;
+}
+
+static int long_scales(struct fixture *s)
+{
+    enum { B = FIXTURE_TOKENS, ROWS = RANKS * FIXTURE_M };
+    static _Thread_local uint8_t x[B * NARROW];
+    static _Thread_local int32_t words[B * SCALES], got[ROWS * SCALES], from[ROWS], token[ROWS];
+    epx_tensor tokens = epx_tensor_make(x, EPX_FP8_E4M3, 2, B, NARROW, 0, 0);
+    epx_tensor scales = epx_tensor_make(words, EPX_INT32, 2, B, SCALES, 0, 0);
+    epx_tensor received, got_scales, src_rank, src_token;
+    epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    int64_t rows = 0;
+
+    for (int t = 0; t < B; t++) {
+        for (int i = 0; i < NARROW; i++)
+            x[t * NARROW + i] = token_byte(s->rank, t, i);
+        for (int i = 0; i < SCALES; i++)
+            words[t * SCALES + i] = scale_word(s->rank, t, i);
+    }
+    fixture_refill(s);
+    if (epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK ||
+        epx_handle_recv_count(s->ht, &rows, NULL) != EPX_OK ||
+        epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_FP8_E4M3, rows, NARROW, &received) != EPX_OK)
+        return fixture_fail(s, "an update, and its receive tensor");
+    got_scales = epx_tensor_make(got, EPX_INT32, 2, rows, SCALES, 0, 0);
+    src_rank = epx_tensor_make(from, EPX_INT32, 1, rows, 0, 0, 0);
+    src_token = epx_tensor_make(token, EPX_INT32, 1, rows, 0, 0, 0);
+    in.tokens = &tokens;
+    in.scales = &scales;
+    out.tokens = &received;
+    out.scales = &got_scales;
+    out.src_rank = &src_rank;
+    out.src_token = &src_token;
+    if (fixture_sync(s, epx_dispatch(s->ht, &in, &out, NULL, NULL, NULL)) != EPX_OK)
+        return fixture_fail(s, "epx_dispatch");
+    for (int64_t row = 0; row < rows; row++)
+        if (check_row(s, (uint8_t *)received.data + row * NARROW, got + row * SCALES, from[row], token[row]))
+            return -1;
+    return fixture_ht(s);
+}
+
+static void test_long_scales_beside_received_tokens(void **state)
+{
+    epx_group_config config = config_of(0);
+
+    (void)state;
+    assert_int_equal(fixture_run(RANKS, &config, long_scales, NULL), 0);
+}
+
 UNIT_MAIN(cmocka_unit_test(test_in_a_node), cmocka_unit_test(test_between_nodes), cmocka_unit_test(test_queued),
-          cmocka_unit_test(test_windows_that_nobody_expects))
+          cmocka_unit_test(test_windows_that_nobody_expects), cmocka_unit_test(test_long_scales_beside_received_tokens))
