@@ -7,6 +7,7 @@
 #include "api/check.h"
 #include "group/abort.h"
 #include "group/registry.h"
+#include "modes/handle.h"
 #include "util/structs.h"
 #include "util/status.h"
 
@@ -23,8 +24,7 @@ static epx_status check_tokens(struct epx_handle *handle, const epx_combine_inpu
     if (low) {
         want.shape[0] = major ? set->local_experts : set->nranks;
         needed = major ? (int64_t)set->nranks * set->max_tokens : set->max_tokens;
-    } else if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates) {
-        /* Pairs with the release of the notify kernel (hn_report_counts). */
+    } else if (handle_is_counted(handle)) {
         needed = handle->info->rows;
     }
     status = check_tensor(in->tokens, &want, &args->tokens);

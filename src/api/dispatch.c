@@ -8,6 +8,7 @@
 #include "group/abort.h"
 #include "api/handle.h"
 #include "group/registry.h"
+#include "modes/handle.h"
 #include "util/structs.h"
 #include "util/status.h"
 
@@ -265,8 +266,7 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
 /* High throughput: once the update has finished, the number of rows is known. */
 static epx_status check_capacity(struct epx_handle *handle, const struct dispatch_args *args)
 {
-    /* Pairs with the release of the notify kernel (hn_report_counts). */
-    if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates)
+    if (!handle_is_counted(handle))
         return EPX_OK;
     return need_rows(call, "outputs.tokens", args->out_tokens.shape[0], handle->info->rows, "this routing");
 }

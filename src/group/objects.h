@@ -134,7 +134,8 @@ struct epx_handle {
     struct recv_info *info; /* host-visible */
     uint32_t expected_rows; /* of the last update */
     size_t info_bytes;
-    uint64_t updates;    /* high throughput: how many were queued */
+    uint64_t updates;    /* high throughput: how many were queued or recorded */
+    int recorded;        /* some of these belong to graphs */
     uint64_t wait_since; /* when the host began to wait for the last one; 0 = not yet */
     int adopted;         /* high throughput, never updated: there is a routing in the caller's memory */
     int64_t ntokens;     /* B of the last update; -1 = none yet */
@@ -164,6 +165,12 @@ struct epx_graph {
 static inline struct device_stream *group_stream(const struct epx_group *group, epx_stream stream)
 {
     return stream ? (struct device_stream *)stream : group->default_stream;
+}
+
+/* Does the stream record a graph? */
+static inline int group_captures(const struct epx_group *group, epx_stream stream)
+{
+    return group->device->ops->stream_captures(group->device, group_stream(group, stream));
 }
 
 #endif

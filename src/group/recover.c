@@ -158,7 +158,8 @@ static epx_status forget_operations(struct epx_group *group)
     for (struct epx_handle *h = group->handles; h; h = h->next) {
         h->staged = STAGED_NONE;
         h->dispatched = 0;
-        h->updates = __atomic_load_n(&h->info->epoch, __ATOMIC_ACQUIRE); /* pairs with hn_report_counts() */
+        /* Updates that have not run never will; a number is not given twice, for graphs keep theirs. */
+        __atomic_store_n(&h->info->epoch, h->updates, __ATOMIC_RELEASE); /* pairs with handle_poll_update() */
         h->ntokens = -1;
     }
     mask_forget_updates(group);

@@ -278,11 +278,6 @@ static void import_region(struct epx_group *group, struct peer *peer, int e, uin
                  epx_last_error());
 }
 
-static int captures(struct epx_group *group, struct device_stream *stream)
-{
-    return group->device->ops->stream_captures(group->device, group_stream(group, stream));
-}
-
 /* Slot e of a peer's directory. Zero: an import that a capture must not end is in the way. */
 static int follow_slot(struct epx_group *group, struct peer *peer, int e, int capture)
 {
@@ -309,7 +304,7 @@ static void follow_peers(struct epx_group *group, struct device_stream *stream, 
 
         if (changes == peer->changes)
             continue;
-        if (captures(group, stream) != capture)
+        if (group_captures(group, stream) != capture)
             return;
         int all = 1;
         for (int e = 0; e < REGION_SLOTS; e++)
@@ -513,7 +508,7 @@ int regions_find(struct epx_group *group, const void *data, uint64_t bytes, stru
     *offset = 0;
     if (!regions || !regions->possible || !bytes)
         return 0;
-    capture = captures(group, stream);
+    capture = group_captures(group, stream);
     if (!capture)
         check_next_freed(group);
     id = group->device->ops->region_id(group->device, data);

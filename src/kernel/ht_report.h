@@ -262,8 +262,10 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
             index_put(&p->total, 0, p->layout == LAYOUT_FLAT ? total : padded);
     }
     ag_sync(ag);
-    if (ag_leader(ag))
-        ag_store_release(&h->info->epoch, h->info->epoch + 1); /* pairs with handle_poll_update() */
+    /* A graph may run an update that was recorded before the last one, any number of times: that is not the last one's
+     * end. */
+    if (ag_leader(ag) && h->info->epoch < p->number)
+        ag_store_release(&h->info->epoch, p->number); /* pairs with handle_poll_update() */
 }
 
 /* What every rank learns of all ranks: how many rows they send to its node. */

@@ -182,7 +182,7 @@ struct group_dev {
 
 /* What the host reads after a high-throughput notify. */
 struct recv_info {
-    uint64_t epoch;           /* of the handle: how many updates have completed */
+    uint64_t epoch;           /* number of the last update that has completed */
     int64_t rows;             /* padding included */
     int64_t tokens;           /* tokens that have an expert here */
     int64_t rounds;           /* between nodes: that this rank has a part in */
@@ -373,6 +373,7 @@ struct ht_notify_params {
     int64_t expected_rows;
     int64_t too_many; /* 0, or so many tokens of this rank are more than max_tokens: it routes none of them */
     uint64_t key;
+    uint64_t number; /* of this update of the handle, from 1 on; in a graph that of its recording; 0 = the first part */
     struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
     struct index_out expert_rows, expert_ends, source_ends;
     int32_t *expert_stats;

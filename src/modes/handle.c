@@ -64,7 +64,7 @@ epx_status handle_adopt(struct epx_handle *handle, int64_t ntokens, epx_stream s
     epx_status status;
 
     /* Not while a graph is captured: kernels look, too. */
-    if (!handle->adopted && !group->device->ops->stream_captures(group->device, group_stream(group, stream))) {
+    if (!handle->adopted && !group_captures(group, stream)) {
         status = handle_state_read(handle, &state);
         if (status != EPX_OK)
             return status;
@@ -99,12 +99,17 @@ static void update_pause(const struct epx_handle *handle, uint64_t waited_ns)
         pause_ns(20000);
 }
 
+int handle_is_counted(const struct epx_handle *handle)
+{
+    /* Pairs with the release of the notify kernel (hn_report_counts). */
+    return __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates && !handle->recorded;
+}
+
 epx_status handle_check_tokens(const struct epx_handle *handle, const char *call)
 {
     const struct recv_info *info = handle->info;
 
-    /* Pairs with the release of the notify kernel (hn_report_counts). */
-    if (__atomic_load_n(&info->epoch, __ATOMIC_ACQUIRE) != handle->updates || !info->too_many)
+    if (!info->too_many)
         return EPX_OK;
     return fail(EPX_ERR_OVERFLOW,
                 "%s: rank %" PRId64 " has %" PRId64 " tokens, and the group was created with max_tokens_per_rank = %d: "

@@ -14,7 +14,10 @@ void handle_set_routing(struct epx_handle *handle, const epx_tensor *topk);
 /* High throughput: until the last update has exchanged counts, or for max_us: EPX_ERR_NOT_READY. */
 epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint64_t max_us);
 
-/* EPX_ERR_OVERFLOW: the last update has found a rank with more tokens than the group is for. On all ranks alike. */
+/* Does handle->info say what the next operation finds? Not before the last update has run, nor where a graph may run
+ * one of its own in between. */
+int handle_is_counted(const struct epx_handle *handle);
+/* EPX_ERR_OVERFLOW: the update has found a rank with more tokens than the group is for. On all ranks alike. */
 epx_status handle_check_tokens(const struct epx_handle *handle, const char *call);
 
 /* Device memory of a handle (handle_tables.c). */

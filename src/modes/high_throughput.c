@@ -40,7 +40,6 @@ static epx_status drop_flat(struct epx_handle *handle, struct ht_notify_params *
     status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &first, sizeof(first));
     if (status != EPX_OK)
         return status;
-    handle->updates++;
     p->route.topk = handle_places(handle);
     p->route.idx64 = 0;
     p->drop = 0;
@@ -85,12 +84,14 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.drop = drop_rules(handle);
     p.signature.extra |= p.drop ? SIGNATURE_DROP : 0;
     p.drop_rows = info->drop_rows ? (int64_t)info->drop_rows : handle->config.drop_rows;
+    p.number = handle->updates + 1;
     if (p.drop & DROP_FLAT)
         status = drop_flat(handle, &p, stream);
     if (status == EPX_OK)
         status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
     if (status == EPX_OK) {
         handle->updates++;
+        handle->recorded |= group_captures(handle->group, stream);
         handle->wait_since = 0;
         handle->ntokens = topk->shape[0];
         handle->expected_rows = info->expected_rows;
@@ -115,16 +116,14 @@ static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, u
     return offset;
 }
 
-/* Rows of tensors in ordinary memory pass through the receive buffer. Where the update has finished, their number is
- * known; otherwise the kernel says the same. */
+/* Rows of tensors in ordinary memory pass through the receive buffer. Where the update has finished, and their number
+ * is known, the host says it; otherwise the kernel does. */
 static epx_status recv_buf_check(const struct epx_handle *handle, int buffered, const char *call)
 {
     const struct ht_layout *ht = &handle->group->plan.ht;
     const int64_t room = ht->rows;
 
-    /* Pairs with the release at the end of the notify kernel. */
-    if (!buffered || ht->window || __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates ||
-        handle->info->rows <= room)
+    if (!buffered || ht->window || handle->info->rows <= room)
         return EPX_OK;
     return fail(EPX_ERR_OVERFLOW,
                 "%s: %" PRId64 " rows are needed (this routing), and tensors in ordinary memory have max_recv_tokens = "
@@ -278,10 +277,8 @@ static int windows_expected(struct epx_group *group, int own)
 static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window, int more, int own)
 {
     struct epx_group *group = handle->group;
-    const int captured = group->device->ops->stream_captures(group->device, group_stream(group, stream));
-    /* Pairs with the release of the notify kernel (hn_report_counts). */
-    const int known =
-        __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates && handle->updates && !captured;
+    const int captured = group_captures(group, stream);
+    const int known = handle_is_counted(handle) && handle->updates && !captured;
     const int rounds = known ? (int)handle->info->rounds : group->plan.ht.rounds;
     const int all_rounds = known ? (int)handle->info->all_rounds : group->plan.ht.rounds;
     const int windowed = group->plan.ht.window && (!known || handle->info->windowed);
@@ -340,8 +337,9 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
         return fail(EPX_ERR_ARGUMENT,
                     "epx_dispatch: config.if_expected: expected room for expected_rows = %u rows, got %" PRId64,
                     handle->expected_rows, room);
-    status = args->if_expected ? EPX_OK : handle_check_tokens(handle, "epx_dispatch");
-    if (status == EPX_OK && !args->if_expected)
+    const int counted = handle_is_counted(handle) && !args->if_expected;
+    status = counted ? handle_check_tokens(handle, "epx_dispatch") : EPX_OK;
+    if (status == EPX_OK && counted)
         status = recv_buf_check(handle, p.buffered, "epx_dispatch");
     if (status == EPX_OK)
         status = launch_sms(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p), args->max_sms);
@@ -411,7 +409,7 @@ static epx_status free_kept(struct epx_group *group)
  * until the group is destroyed. So does memory in use when a stream is being recorded, which cannot be waited for. */
 static epx_status reserve_kept(struct epx_group *group, uint64_t bytes, struct device_stream *stream)
 {
-    const int captured = group->device->ops->stream_captures(group->device, group_stream(group, stream));
+    const int captured = group_captures(group, stream);
     struct kept_rows *kept = group->kept_rows;
     epx_status status = EPX_OK;
 
@@ -498,8 +496,9 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.ntokens = args->out_tokens.shape[0];
     p.hidden = (int32_t)args->tokens.shape[1];
     p.dtype = args->tokens.dtype;
-    status = handle_check_tokens(handle, "epx_combine");
-    if (status == EPX_OK)
+    const int counted = handle_is_counted(handle);
+    status = counted ? handle_check_tokens(handle, "epx_combine") : EPX_OK;
+    if (status == EPX_OK && counted)
         status = recv_buf_check(handle, p.tokens || p.weights, "epx_combine");
     if (status == EPX_OK && p.nodes && p.sum & SUM_TOPK_ORDER && !(p.sum & SUM_ROUND_NODES))
         status = combine_in_rounds(handle, &p, args->max_sms, stream);

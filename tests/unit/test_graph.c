@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: labels=leaks */
 /* Graphs of the CPU device and of epx.h: what is recorded does not run, every launch runs all of it in order. */
+#include <string.h>
+
 #include "device/device.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
+#include "util/pause.h"
 
 static struct device *device;
 static struct device_stream *stream, *other;
@@ -135,6 +138,52 @@ static void operations_are_recorded_and_replayed(void **state)
     assert_int_equal(fixture_run(3, NULL, live_update, NULL), 0);
 }
 
+static void take_a_while(void *arg)
+{
+    (void)arg;
+    pause_ns(200000000u);
+}
+
+/* Behind something slow, so that its count cannot be there already. */
+static int expect_rows(struct fixture *s, const epx_tensor *idx, int64_t expected)
+{
+    int64_t rows = -1;
+
+    if (epx_stream_call(s->group, NULL, take_a_while, NULL) != EPX_OK ||
+        epx_handle_update(s->ht, idx, NULL, NULL) != EPX_OK || epx_handle_recv_count(s->ht, &rows, NULL) != EPX_OK)
+        return fixture_fail(s, "an update beside a graph's");
+    return rows == expected ? 0 : fixture_fail(s, "the count is that of another update");
+}
+
+/* A graph's update counts neither as one that is still to run, nor, when it has run more than once, as the next. */
+static int update_in_a_graph(struct fixture *s)
+{
+    int64_t none[FIXTURE_TOKENS * FIXTURE_TOPK];
+    const epx_tensor nowhere = epx_tensor_make(none, EPX_INT64, 2, FIXTURE_TOKENS, FIXTURE_TOPK, 0, 0);
+    epx_graph *graph = NULL;
+
+    memset(none, 0xff, sizeof(none));
+    fixture_refill(s);
+    if (epx_graph_begin(s->group, NULL) != EPX_OK || epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK ||
+        epx_graph_end(s->group, NULL, &graph) != EPX_OK)
+        return fixture_fail(s, "recording an update");
+    if (expect_rows(s, &s->idx, s->ht_recv.total) || fixture_ht(s))
+        return -1;
+    for (int i = 0; i < 3; i++)
+        if (fixture_sync(s, epx_graph_launch(graph, NULL)) != EPX_OK)
+            return fixture_fail(s, "launching an update");
+    return expect_rows(s, &nowhere, 0) || fixture_ht(s) ? -1 : 0;
+}
+
+static void updates_beside_those_of_graphs_are_counted(void **state)
+{
+    epx_group_config config = fixture_config(3000);
+
+    (void)state;
+    assert_int_equal(fixture_run(3, &config, update_in_a_graph, NULL), 0);
+}
+
 UNIT_MAIN(cmocka_unit_test_setup_teardown(every_launch_runs_all_in_order, open_device, close_device),
           cmocka_unit_test_setup_teardown(what_a_graph_cannot_have_is_refused, open_device, close_device),
-          cmocka_unit_test(operations_are_recorded_and_replayed))
+          cmocka_unit_test(operations_are_recorded_and_replayed),
+          cmocka_unit_test(updates_beside_those_of_graphs_are_counted))
