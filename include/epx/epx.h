@@ -384,6 +384,8 @@ typedef struct epx_handle_config {
  *  FLAT          the first rows by (source rank, token) stay. total counts all rows, the other counts those that stay
  *  EXPERT_MAJOR  expert_counts and expert_offsets are those of the zones' parts below drop_rows, total is that of all
  *                zones. Rows in them that have lost their token are zero, as padding is; so is what is behind the zones
+ * A source map has a line for every token that EXPERT_MAJOR counts, also where its rows were dropped: max_recv_tokens,
+ * where it is given, bounds the lines of maps in ordinary memory too.
  */
 
 #define EPX_HANDLE_CONFIG_INIT EPX_INITIAL_VALUE(epx_handle_config)

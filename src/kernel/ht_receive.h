@@ -112,13 +112,19 @@ KFN void hd_take_row(struct agent *ag, const struct ht_dispatch_params *p, int64
         p->final_src_token[row] = ((const int32_t *)(heap + p->desc.src_token))[row];
 }
 
+/* FLAT has the first two columns of a line; the others are the caller's. */
 KFN_STEP void hd_copy_map(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct handle_state *state = p->h->state;
     const int64_t lines = state->tokens < p->desc.map_lines ? state->tokens : p->desc.map_lines;
     const int32_t *from = (const int32_t *)heap_at(p->g, p->g->rank, p->desc.map);
+    const int columns = state->topk + 2, written = p->layout == LAYOUT_FLAT ? 2 : columns;
 
-    AG_EACH_ALL(ag, int64_t, i, lines * (state->topk + 2)) p->final_map[i] = from[i];
+    AG_EACH_ALL(ag, int64_t, i, lines * written)
+    {
+        const int64_t at = i / written * columns + i % written;
+        p->final_map[at] = from[at];
+    }
 }
 
 KFN_STEP void hd_copy_recv_buf(struct agent *ag, const struct ht_dispatch_params *p)

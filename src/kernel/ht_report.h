@@ -119,7 +119,7 @@ KFN int64_t hn_flat_rows_at(const struct group_dev *g, int d, uint64_t epoch)
     return rows;
 }
 
-/* EXPERT_MAJOR rows, padding included; by all lanes. */
+/* EXPERT_MAJOR rows, padding included, without those that rank d drops; by all lanes. */
 KFN_STEP int64_t hn_zone_rows_at(struct agent *ag, const struct ht_notify_params *p, int d, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -129,7 +129,9 @@ KFN_STEP int64_t hn_zone_rows_at(struct agent *ag, const struct ht_notify_params
 
     AG_EACH(ag, int, l, left < L ? left : L)
     rows += (hn_expert_rows(g, epoch, first + l) + align - 1) / align * align;
-    return ag_sum(ag, rows);
+    rows = ag_sum(ag, rows);
+    const int64_t most = p->drop & DROP_ZONES ? hn_desc_of(g, d, epoch)->drop_rows : rows;
+    return rows < most ? rows : most;
 }
 
 /* The rows that rank d expected, or that a receive buffer holds; -1: any number. */

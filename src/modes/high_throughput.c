@@ -298,6 +298,29 @@ static int signature_bits(int weights, int backward, int compact)
     return (weights ? SIGNATURE_WEIGHTS : 0) | (backward ? SIGNATURE_BACKWARD : 0) | (compact ? SIGNATURE_COMPACT : 0);
 }
 
+/* The most rows that tokens with different experts make. */
+static int64_t worst_rows(const struct epx_handle *handle)
+{
+    const struct settings *set = &handle->group->set;
+    const epx_handle_config *c = &handle->config;
+    const int64_t L = set->local_experts, flat = (int64_t)set->nranks * set->max_tokens;
+
+    return c->layout == EPX_FLAT ? flat : flat * (c->topk < L ? c->topk : L) + L * (c->expert_alignment - 1);
+}
+
+/* The caller's tensors hold the rows that it expects. So does the receive buffer, or all rows that can come. */
+static epx_status expected_room_check(const struct epx_handle *handle, const struct ht_dispatch_params *p)
+{
+    const int64_t expected = handle->expected_rows, worst = worst_rows(handle), own = p->own.capacity;
+    const int64_t room = handle->group->plan.ht.window ? own : p->desc.capacity;
+
+    if (own >= expected && room >= (expected < worst ? expected : worst))
+        return EPX_OK;
+    return fail(EPX_ERR_ARGUMENT,
+                "epx_dispatch: config.if_expected: expected room for expected_rows = %" PRId64 " rows, got %" PRId64,
+                expected, room < own ? room : own);
+}
+
 epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream)
 {
     struct ht_dispatch_params p;
@@ -332,11 +355,10 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.in_place = in_place_offset(handle, args, &p);
     p.turns = turns_of(handle, stream, handle->group->plan.ht.take_tokens, 1, p.buffered); /* taken in the next step */
     regions_import(handle->group, stream);
-    const int64_t room = handle->group->plan.ht.window ? p.own.capacity : p.desc.capacity;
-    if (args->if_expected && room < (int64_t)handle->expected_rows)
-        return fail(EPX_ERR_ARGUMENT,
-                    "epx_dispatch: config.if_expected: expected room for expected_rows = %u rows, got %" PRId64,
-                    handle->expected_rows, room);
+    if (args->if_expected)
+        status = expected_room_check(handle, &p);
+    if (status != EPX_OK)
+        return status;
     const int counted = handle_is_counted(handle) && !args->if_expected;
     status = counted ? handle_check_tokens(handle, "epx_dispatch") : EPX_OK;
     if (status == EPX_OK && counted)

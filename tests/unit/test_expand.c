@@ -15,7 +15,7 @@
 #include "util/numeric.h"
 
 enum { RANKS = 4, LOCAL = 3, EXPERTS = RANKS * LOCAL, TOPK = 5, HIDDEN = 88, MOST = 11, ALIGN = 3, STRIDE = 100 };
-enum { ROWS = RANKS * MOST * LOCAL + LOCAL * ALIGN, LINES = RANKS * MOST };
+enum { ROWS = RANKS * MOST * LOCAL + LOCAL * ALIGN, LINES = RANKS * MOST, UNTOUCHED = 0x5a5a5a };
 
 /* Of the thread that is a rank: it has few tokens for now, as all ranks do. */
 static _Thread_local int few;
@@ -174,6 +174,9 @@ static int check_map(const struct state *s, int64_t lines)
             const int32_t *at = s->map + line * (TOPK + 2);
             if (at[0] != src * STRIDE + t || at[1] != src)
                 return wrong(s, "source", src * STRIDE + t, at[0]);
+            for (int k = 0; k < TOPK && !s->expand; k++)
+                if (at[2 + k] != UNTOUCHED)
+                    return wrong(s, "FLAT: a column of the caller's", UNTOUCHED, at[2 + k]);
             for (int k = 0; k < TOPK && s->expand; k++) {
                 const int e = expert_of(src, t, k), here = e >= 0 && e / LOCAL == s->rank;
                 const int expected = here ? row_of(src, t, k, NULL) : -1;
@@ -235,6 +238,8 @@ static int dispatch(struct state *s)
 
     for (int l = 0; l < LOCAL; l++)
         s->stats[l] = 1;
+    for (int i = 0; i < LINES * (TOPK + 2); i++)
+        s->map[i] = UNTOUCHED;
     info.expert_rows = &real;
     info.expert_ends = &ends;
     info.expert_stats = &stats;
@@ -500,6 +505,7 @@ static int dropped(struct state *s, int later, int most)
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
     epx_dispatch_config dispatch = EPX_DISPATCH_CONFIG_INIT;
     epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+    int fits = -1;
 
     s->expand = 1;
     s->drop = most;
@@ -516,9 +522,14 @@ static int dropped(struct state *s, int later, int most)
     out.topk_weights = &got;
     out.source_map = &map;
     dispatch.source_stride = STRIDE;
+    /* What is dropped needs no room. */
+    info.expected_rows = (uint32_t)room;
+    dispatch.if_expected = s->nodes == 1;
     if (epx_handle_create(&s->handle, s->group, &config) != EPX_OK ||
-        epx_handle_update(s->handle, &idx, &info, NULL) != EPX_OK ||
-        epx_dispatch(s->handle, &in, &out, NULL, &dispatch, NULL) != EPX_OK ||
+        epx_handle_update(s->handle, &idx, &info, NULL) != EPX_OK || epx_handle_recv_fits(s->handle, &fits) != EPX_OK ||
+        fits != dispatch.if_expected)
+        return wrong(s, "update with dropped rows: fits", dispatch.if_expected, fits);
+    if (epx_dispatch(s->handle, &in, &out, NULL, &dispatch, NULL) != EPX_OK ||
         epx_stream_sync(s->group, NULL) != EPX_OK)
         return wrong(s, "dispatch with dropped rows", 0, 1);
     if (check_dropped_map(s))

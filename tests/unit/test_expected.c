@@ -123,6 +123,35 @@ static int misuse(struct fixture *s)
     return fixture_ht(s);
 }
 
+/* Tensors with more rows than can ever come. */
+static int ample(struct fixture *s)
+{
+    const int64_t more = s->ht_rows.shape[0] + 3;
+    uint16_t *rows = malloc((size_t)more * FIXTURE_HIDDEN * 2);
+    epx_tensor tokens = epx_tensor_make(rows, EPX_BF16, 2, more, FIXTURE_HIDDEN, 0, 0);
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
+    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
+    int fits = -1, rc = 0;
+
+    fixture_refill(s);
+    out.tokens = &tokens;
+    info.expected_rows = (uint32_t)more;
+    config.if_expected = 1;
+    if (epx_handle_update(s->ht, &s->idx, &info, NULL) != EPX_OK ||
+        epx_dispatch(s->ht, &s->in, &out, NULL, &config, NULL) != EPX_OK ||
+        epx_handle_recv_fits(s->ht, &fits) != EPX_OK || fixture_sync(s, EPX_OK) != EPX_OK || fits != 1)
+        rc = fixture_fail(s, "ample tensors");
+    free(rows);
+    return rc ? rc : fixture_ht(s);
+}
+
+static void test_ample_tensors(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(RANKS, NULL, ample, NULL), 0);
+}
+
 static void test_misuse(void **state)
 {
     (void)state;
@@ -135,6 +164,7 @@ int main(void)
         cmocka_unit_test(test_as_expected),
         cmocka_unit_test(test_one_rank_gets_more),
         cmocka_unit_test(test_one_rank_expects_nothing),
+        cmocka_unit_test(test_ample_tensors),
         cmocka_unit_test(test_misuse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
