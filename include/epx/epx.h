@@ -569,7 +569,8 @@ EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *i
  *                   (weight 1)
  *  HT FLAT:         the same over ranks, ascending; HT EXPERT_MAJOR: sum over k, in k-order, weight 1
  * A bias is added first. Sums are computed in fp32 and rounded once; across nodes, high throughput sums the rows of
- * another node there, and rounds that sum too. The routing is that of the handle's last dispatch.
+ * another node there, and rounds that sum too. The routing is that of the handle's last dispatch, in high throughput
+ * that of its last update.
  *
  * High throughput can add in another order: epx_combine_config.sum.
  *  EPX_SUM_TOPK_ORDER   a rank, and a node, has the place of its last entry in the token's top-k instead of its number.

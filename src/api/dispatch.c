@@ -271,6 +271,25 @@ static epx_status check_capacity(struct epx_handle *handle, const struct dispatc
     return need_rows(call, "outputs.tokens", args->out_tokens.shape[0], handle->info->rows, "this routing");
 }
 
+/* Checks what the two modes have of their own, and issues. */
+static epx_status issue(struct epx_handle *handle, const epx_layout_info *info, struct dispatch_args *args,
+                        epx_stream stream)
+{
+    epx_status status;
+
+    if (handle->config.mode == EPX_HIGH_THROUGHPUT) {
+        if (info)
+            return fail(EPX_ERR_ARGUMENT, "%s: info: high throughput takes it in epx_handle_update, expected NULL",
+                        call);
+        status = check_capacity(handle, args);
+        return status == EPX_OK ? ht_dispatch(handle, args, (struct device_stream *)stream) : status;
+    }
+    status = layout_tensors_check(handle, info, call, &args->info);
+    if (status == EPX_OK)
+        status = indices_check(handle, &handle->topk, stream, call);
+    return status == EPX_OK ? ll_dispatch(handle, args, (struct device_stream *)stream) : status;
+}
+
 epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs, const epx_dispatch_outputs *outputs,
                         const epx_layout_info *info, const epx_dispatch_config *config, epx_stream stream)
 {
@@ -286,21 +305,20 @@ epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs, c
         return status;
     if (handle->staged != STAGED_NONE)
         return fail(EPX_ERR_USAGE, "%s: the handle has a staged operation; call epx_complete first", call);
+    /* inputs.topk_idx is the handle's routing from here on; a call that is refused leaves the one before. */
+    const epx_tensor topk = handle->topk;
+    const int64_t ntokens = handle->ntokens;
+    const int dispatched = handle->dispatched;
     memset(&args, 0, sizeof(args));
     status = dispatch_args_check(handle, inputs, outputs, config, stream, &args);
-    if (status != EPX_OK)
-        return status;
-    if (handle->config.mode == EPX_HIGH_THROUGHPUT) {
-        if (info)
-            return fail(EPX_ERR_ARGUMENT, "%s: info: high throughput takes it in epx_handle_update, expected NULL",
-                        call);
-        status = check_capacity(handle, &args);
-        return status == EPX_OK ? ht_dispatch(handle, &args, (struct device_stream *)stream) : status;
-    }
-    status = layout_tensors_check(handle, info, call, &args.info);
     if (status == EPX_OK)
-        status = indices_check(handle, &handle->topk, stream, call);
-    return status == EPX_OK ? ll_dispatch(handle, &args, (struct device_stream *)stream) : status;
+        status = issue(handle, info, &args, stream);
+    if (status != EPX_OK) {
+        handle->topk = topk;
+        handle->ntokens = ntokens;
+        handle->dispatched = dispatched;
+    }
+    return status;
 }
 
 epx_status epx_complete(epx_handle *handle, epx_stream stream)

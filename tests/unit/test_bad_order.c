@@ -63,6 +63,26 @@ static int wrong_order(struct fixture *s)
     return 0;
 }
 
+/* A refused dispatch that brings a routing: the one before, and the dispatch with it, stay the handle's. */
+static int refused_with_a_routing(struct fixture *s)
+{
+    int64_t other[FIXTURE_TOPK] = {0, 1, 2};
+    const epx_tensor idx = epx_tensor_make(other, EPX_INT64, 2, 1, FIXTURE_TOPK, 0, 0);
+    epx_dispatch_inputs in = s->in;
+
+    fixture_refill(s);
+    in.topk_idx = &s->idx;
+    ACCEPTED(epx_dispatch(s->ll, &in, &s->ll_out, &s->ll_info, NULL, NULL));
+    ACCEPTED(epx_stream_sync(s->group, NULL));
+    in.topk_idx = &idx;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, &s->ll_info, NULL, NULL), EPX_ERR_ARGUMENT, "inputs.tokens");
+    if (fixture_check_ll_dispatch(s))
+        return -1;
+    ACCEPTED(epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL));
+    ACCEPTED(epx_stream_sync(s->group, NULL));
+    return fixture_check_ll_combine(s);
+}
+
 /* Two may be in flight; the third is refused, and works once one of them is complete. */
 static int staged_too_often(struct fixture *s)
 {
@@ -310,6 +330,7 @@ static int too_much_memory(struct fixture *s)
 
 UNIT_MAIN(MISUSE("destroyed_objects_are_refused", 2, destroyed),
           MISUSE("calls_in_the_wrong_order_are_refused", 2, wrong_order),
+          MISUSE("a_refused_dispatch_leaves_the_routing", 2, refused_with_a_routing),
           MISUSE("too_many_staged_operations_are_refused", 2, staged_too_often),
           cmocka_unit_test(a_group_ends_after_its_streams),
           MISUSE("handles_that_differ_are_found", 3, different_handles),
