@@ -54,6 +54,7 @@ int oracle_check_layout(const struct oracle_recv *recv, const epx_layout_info *i
     int experts = recv->route->local_experts, ranks = recv->route->nranks;
 
     if (check_ints("expert_counts", info->expert_counts, recv->expert_counts, experts, m) ||
+        check_ints("expert_rows", info->expert_rows, recv->expert_rows, experts, m) ||
         check_ints("expert_offsets", info->expert_offsets, recv->expert_offsets, experts, m) ||
         check_ints("rank_counts", info->rank_counts, recv->rank_counts, ranks, m) ||
         check_ints("total", info->total, &recv->total, 1, m) ||

@@ -63,6 +63,7 @@ struct prop_case {
     int bounded;      /* max_recv_tokens = what is really needed */
     uint64_t ht_buffer_bytes, ht_node_bytes;
     int enable_mask;
+    int apart;          /* prop_widen() */
     int registered;     /* EPX_REGISTER: ranks read tensors in each other's ordinary memory in place */
     uint32_t modes;     /* of the groups */
     int ranks_per_node; /* 0 = one node, or uneven ones */
@@ -87,6 +88,9 @@ struct prop_case {
 void prop_draw_case(struct prop_case *c, uint64_t seed, int modes, int max_ranks);
 /* The same with a given number of ranks. */
 void prop_draw_case_of(struct prop_case *c, uint64_t seed, int modes, int ranks);
+/* Rows of tokens with gaps between them and from any element on, zones of other sizes than powers of two, and more
+ * outputs or fewer. The simulation does without: its seeds mean what they meant. */
+void prop_widen(struct prop_case *c);
 /* Makes sizes small enough after a test has changed something. */
 void prop_shrink(struct prop_case *c);
 /* 0, or -1 with the failing rank's sentence. */

@@ -163,6 +163,16 @@ void prop_draw_case_of(struct prop_case *c, uint64_t seed, int modes, int ranks)
     draw_case(c, seed, modes, ranks, ranks);
 }
 
+void prop_widen(struct prop_case *c)
+{
+    c->apart = 1;
+    for (int i = 0; i < c->nhandles; i++) {
+        struct prop_handle *h = &c->handle[i];
+        if (h->alignment && h->w.seed & 2)
+            h->alignment += (int)(h->w.seed >> 2 & 7);
+    }
+}
+
 /* Bytes of the largest tensor of one rank, roughly, with `extra` more tokens per rank than the workload has. */
 static double tensor_bytes(const struct prop_handle *h, int extra)
 {

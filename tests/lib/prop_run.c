@@ -376,6 +376,7 @@ int prop_run(const char *program, const char *name, int cases, int modes, int ma
             change(&c, &rng);
             prop_shrink(&c);
         }
+        prop_widen(&c);
         if (prop_run_case(&c, error, sizeof(error)) == 0)
             continue;
         fprintf(stderr, "%s, %s: seed %llu failed: %s\n", program, name, (unsigned long long)seed, error);

@@ -9,7 +9,7 @@
 #include "prop_actor.h"
 #include "util/pause.h"
 
-enum { FILL = 0xab, CANARY = 0x5c, SPOILED = 0x3e, CANARY_BYTES = 64 };
+enum { FILL = 0xab, CANARY = 0x5c, SPOILED = 0x3e, CANARY_BYTES = 64, PROP_MOST_PAIRS = 16 };
 
 /* Keeps the first sentence of all ranks. */
 int actor_failure(struct actor *a, const char *format, ...)
@@ -92,19 +92,59 @@ static int64_t elements_of(const epx_tensor *t)
     return n;
 }
 
-/* NULL on failure. d2 < 0: two dimensions, d1 < 0: one. */
-static epx_tensor *new_tensor(struct actor *a, int dtype, int64_t d0, int64_t d1, int64_t d2)
+/* From the first element to past the last one. */
+static size_t span_of(const epx_tensor *t)
+{
+    int64_t last = 0;
+
+    if (!elements_of(t))
+        return 0;
+    if (!t->stride[t->ndim - 1])
+        return (size_t)elements_of(t) * tensor_element_size(t->dtype);
+    for (int i = 0; i < t->ndim; i++)
+        last += (t->shape[i] - 1) * t->stride[i];
+    return (size_t)(last + 1) * tensor_element_size(t->dtype);
+}
+
+/* For what prop_widen() adds: numbers that are not of a->rng. 0 without it. */
+static uint64_t draw_apart(const struct actor *a, uint64_t what)
+{
+    const uint64_t who = (uint64_t)a->rank << 32 | (uint64_t)a->number << 16 | (uint64_t)a->update;
+    const uint64_t draw = workload_hash(workload_hash(a->shared->c->seed, who), what << 16 | (uint64_t)a->nbuffers);
+
+    return a->shared->c->apart ? draw : 0;
+}
+
+/* Rows with gaps between them, from any element on. Returns how many elements come before the first. */
+static int64_t lay_apart(const struct actor *a, epx_tensor *t)
+{
+    const uint64_t draw = draw_apart(a, 0x1a1d);
+    const int last = t->ndim - 1;
+
+    if (draw % 2 == 0)
+        return 0;
+    t->stride[last] = 1;
+    t->stride[last - 1] = t->shape[last] + (int64_t)(draw >> 8) % 10;
+    if (last == 2)
+        t->stride[0] = t->shape[1] * t->stride[1] + (int64_t)(draw >> 16) % 40;
+    return (int64_t)(draw >> 24) % 17;
+}
+
+/* NULL on failure. d2 < 0: two dimensions, d1 < 0: one. `apart`: a tensor whose rows need not follow each other. */
+static epx_tensor *lay_out(struct actor *a, int dtype, int64_t d0, int64_t d1, int64_t d2, int apart)
 {
     struct buffer *b = &a->buffer[a->nbuffers];
     int ndim = d1 < 0 ? 1 : d2 < 0 ? 2 : 3;
     void *memory = NULL;
+    size_t before;
 
     if (a->nbuffers == PROP_MAX_BUFFERS) {
         actor_failure(a, "the test ran out of buffers");
         return NULL;
     }
     b->t = epx_tensor_make(NULL, (epx_dtype)dtype, ndim, d0, d1, d2, 0);
-    b->bytes = (size_t)elements_of(&b->t) * tensor_element_size(dtype);
+    before = apart ? (size_t)lay_apart(a, &b->t) * tensor_element_size(dtype) : 0;
+    b->bytes = span_of(&b->t) ? before + span_of(&b->t) : 0;
     b->from_epx = prop_chance(&a->rng, a->p->in_epx_alloc);
     b->group = a->group;
     if (b->from_epx) {
@@ -114,13 +154,25 @@ static epx_tensor *new_tensor(struct actor *a, int dtype, int64_t d0, int64_t d1
         actor_failure(a, "no memory for a tensor");
         return NULL;
     }
-    b->base = b->t.data = memory;
+    b->base = memory;
+    b->t.data = b->base + (b->bytes ? before : 0);
     memset(b->base, FILL, b->bytes);
     memset(b->base + b->bytes, CANARY, CANARY_BYTES);
     a->nbuffers++;
     if (!b->bytes && prop_chance(&a->rng, 50))
         b->t.data = NULL; /* an empty tensor has no need of memory */
     return &b->t;
+}
+
+static epx_tensor *new_tensor(struct actor *a, int dtype, int64_t d0, int64_t d1, int64_t d2)
+{
+    return lay_out(a, dtype, d0, d1, d2, 0);
+}
+
+/* Tokens [B, H], or what is added to them. */
+static epx_tensor *new_rows(struct actor *a, int dtype)
+{
+    return lay_out(a, dtype, a->route->tokens[a->rank], a->w.hidden, -1, 1);
 }
 
 /* Scales that lie column by column. */
@@ -191,17 +243,27 @@ static int low_latency(const struct actor *a)
     return a->p->mode == EPX_LOW_LATENCY;
 }
 
-/* The tokens tensor of dispatch's output and combine's input, of any width. */
-static epx_tensor *received_shape(struct actor *a, int dtype, int64_t rows, int64_t width)
+/* What dispatch returns for each row, of any width. */
+static epx_tensor *received(struct actor *a, int dtype, int64_t rows, int64_t width, int apart)
 {
-    int64_t R = a->route->nranks, M = a->tokens_per_rank;
+    const int64_t R = a->route->nranks, M = a->tokens_per_rank;
 
     if (!low_latency(a))
-        return new_tensor(a, dtype, rows, width, -1);
+        return lay_out(a, dtype, rows, width, -1, apart);
     if (a->p->layout == EPX_RANK_MAJOR)
-        return width < 0 ? new_tensor(a, dtype, R, M, -1) : new_tensor(a, dtype, R, M, width);
-    return width < 0 ? new_tensor(a, dtype, a->route->local_experts, R * M, -1)
-                     : new_tensor(a, dtype, a->route->local_experts, R * M, width);
+        return lay_out(a, dtype, R, M, width, apart);
+    return lay_out(a, dtype, a->route->local_experts, R * M, width, apart);
+}
+
+static epx_tensor *received_shape(struct actor *a, int dtype, int64_t rows, int64_t width)
+{
+    return received(a, dtype, rows, width, 0);
+}
+
+/* The tokens tensor of dispatch's output and combine's input. */
+static epx_tensor *received_rows(struct actor *a, int dtype, int64_t rows)
+{
+    return received(a, dtype, rows, a->w.hidden, 1);
 }
 
 static epx_tensor *new_index(struct actor *a, int64_t d0, int64_t d1, int64_t d2)
@@ -244,7 +306,9 @@ static int make_info(struct actor *a)
     }
     if (low_latency(a) && expert_major && prop_chance(&a->rng, 70))
         a->info.layout_range = new_tensor(a, EPX_INT64, L, R, -1);
-    if (low_latency(a) && expert_major && prop_chance(&a->rng, 50)) {
+    if (!low_latency(a) && draw_apart(a, 0xe5) % 2)
+        a->info.expert_rows = new_index(a, L, -1, -1);
+    if (low_latency(a) ? expert_major && prop_chance(&a->rng, 50) : draw_apart(a, 0xe6) % 2) {
         a->info.expert_stats = new_tensor(a, EPX_INT32, L, -1, -1);
         for (int64_t l = 0; a->info.expert_stats && l < L; l++)
             tensor_set_int(a->info.expert_stats, l, 1000 + l);
@@ -264,7 +328,7 @@ static int make_dispatch_inputs(struct actor *a)
     epx_tensor *tokens, *scales = NULL, *weights = NULL;
 
     a->in = (epx_dispatch_inputs)EPX_DISPATCH_INPUTS_INIT;
-    a->in.tokens = tokens = new_tensor(a, w->dtype, B, w->hidden, -1);
+    a->in.tokens = tokens = new_rows(a, w->dtype);
     if (w->dtype == EPX_FP8_E4M3)
         a->in.scales = scales = new_tensor(a, w->scale_dtype, B, w->scale_count, -1);
     if (a->p->weights && !a->backward && !(low_latency(a) && a->p->layout == EPX_EXPERT_MAJOR))
@@ -313,7 +377,7 @@ static int make_dispatch_outputs(struct actor *a)
 
     a->out = (epx_dispatch_outputs)EPX_DISPATCH_OUTPUTS_INIT;
     a->out.tokens = p->recv_tensor ? recv_tensor(a, EPX_RECV_TOKENS, p->out_dtype, rows, w->hidden)
-                                   : received_shape(a, p->out_dtype, rows, w->hidden);
+                                   : received_rows(a, p->out_dtype, rows);
     if (fp8 && p->recv_tensor) {
         a->out.scales = recv_tensor(a, EPX_RECV_SCALES, p->out_scale_dtype, rows, nscales);
     } else if (fp8) {
@@ -325,9 +389,10 @@ static int make_dispatch_outputs(struct actor *a)
         a->out.topk_weights = received_shape(a, EPX_FP32, rows, p->layout == EPX_EXPERT_MAJOR ? -1 : w->topk);
     if (p->idx_out && !a->backward)
         a->out.topk_idx = received_shape(a, prop_chance(&a->rng, 50) ? EPX_INT32 : EPX_INT64, rows, w->topk);
-    if (p->src_out)
+    const uint64_t one = draw_apart(a, 0x50c) % 4; /* often both are asked for, now and then one alone */
+    if (p->src_out && one != 1)
         a->out.src_rank = received_shape(a, EPX_INT32, rows, -1);
-    if (p->src_out)
+    if (p->src_out && one != 2)
         a->out.src_token = received_shape(a, EPX_INT32, rows, -1);
     return a->failed ? -1 : 0;
 }
@@ -344,7 +409,7 @@ static int make_combine_tensors(struct actor *a)
     /* Experts may answer in place, in the tensor that dispatch filled. */
     a->cin.tokens = p->result_dtype == p->out_dtype && prop_chance(&a->rng, 40)
                         ? a->out.tokens
-                        : received_shape(a, p->result_dtype, rows, a->w.hidden);
+                        : received_rows(a, p->result_dtype, rows);
     if (a->cin.tokens && !low_latency(a))
         rows = a->cin.tokens->shape[0];
     if (low_latency(a) && p->layout == EPX_EXPERT_MAJOR) {
@@ -357,12 +422,12 @@ static int make_combine_tensors(struct actor *a)
         a->cout.topk_weights = new_tensor(a, EPX_FP32, B, a->w.topk, -1);
     }
     for (int i = 0; i < p->biases; i++) {
-        epx_tensor *bias = new_tensor(a, p->result_dtype, B, a->w.hidden, -1);
+        epx_tensor *bias = new_rows(a, p->result_dtype);
         for (int t = 0; bias && t < B; t++)
             workload_bias(&a->w, p->result_dtype, i, a->rank, t, tensor_row(bias, t));
         a->cin.bias[i] = bias;
     }
-    a->cout.tokens = new_tensor(a, p->result_dtype, B, a->w.hidden, -1);
+    a->cout.tokens = new_rows(a, p->result_dtype);
     return a->failed ? -1 : 0;
 }
 
@@ -434,12 +499,17 @@ static void count_operation(struct actor *a, int combine)
                      : &a->expected.ht_dispatches) += 1;
 }
 
-/* An operation has completed: its inputs are the caller's again, who may change them at once, and does. They are made
- * by new_tensor, without gaps. */
+/* An operation has completed: its inputs are the caller's again, who may change them at once, and does. */
 static void take_back(const epx_tensor *t)
 {
     if (t && elements_of(t))
-        memset(t->data, SPOILED, (size_t)elements_of(t) * tensor_element_size(t->dtype));
+        memset(t->data, SPOILED, span_of(t));
+}
+
+/* Each dispatch of an update reads the indices of low latency; combine does not. */
+static int is_last_pair(const struct actor *a)
+{
+    return (int)(a->w.round % PROP_MOST_PAIRS) == a->shared->c->pairs - 1;
 }
 
 /* Checks dispatch and makes the experts' results; on the caller's thread or in stream order. */
@@ -466,6 +536,8 @@ static void after_dispatch(void *arg)
     take_back(a->in.tokens);
     take_back(a->in.scales);
     take_back(a->in.topk_weights);
+    if (low_latency(a) && is_last_pair(a))
+        take_back(a->idx);
     if (!low_latency(a) && a->cin.topk_weights)
         weights = (epx_tensor *)(uintptr_t)a->cin.topk_weights;
     oracle_fill_results(&a->recv, &data, (epx_tensor *)(uintptr_t)a->cin.tokens, weights);
@@ -536,7 +608,7 @@ static int finish_combine(struct actor *a)
 /* LogFMT is compared within a bound; but the same rows must give the same bits a second time. */
 static int repeat_combine(struct actor *a)
 {
-    size_t bytes = (size_t)elements_of(a->cout.tokens) * tensor_element_size(a->p->result_dtype);
+    const size_t bytes = span_of(a->cout.tokens);
     void *first;
 
     if (!a->p->logfmt)
@@ -594,15 +666,16 @@ static int update_routing(struct actor *a, int update)
             return actor_failure(a, "epx_handle_recv_count: expert %d: expected %lld rows, got %lld", l,
                                  (long long)a->recv.expert_rows[l], (long long)experts[l]);
     TRY(a, epx_stream_sync(a->group, a->stream[0]));
+    take_back(a->idx);
     if (oracle_check_layout(&a->recv, &a->info, &m))
         return actor_failure(a, "%s", m.text);
-    return check_canaries(a);
+    return check_counters(a) || check_canaries(a) ? -1 : 0;
 }
 
 static int run_pair(struct actor *actors, int n, int update, int pair)
 {
     for (int i = 0; i < n; i++) {
-        actors[i].w.round = (uint64_t)update * 16 + (uint64_t)pair;
+        actors[i].w.round = (uint64_t)update * PROP_MOST_PAIRS + (uint64_t)pair;
         actors[i].backward = actors[i].p->backward && pair % 2 == 1;
         if (issue_dispatch(&actors[i]))
             return -1;
