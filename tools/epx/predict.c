@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `epx predict`: what dispatch and combine will take on machines that are not here. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -193,12 +194,12 @@ static struct predict_point make_point(const struct options *o, int mode, int ra
 /* Each simulated agent represents one of the machine's or several. */
 static int check_agents(const struct options *o)
 {
-    const uint64_t sms = o->sms ? (uint64_t)o->sms : o->point.machine.sms, warps = o->point.machine.warps_per_sm;
+    const uint64_t sms = o->sms ? (uint64_t)o->sms : o->point.machine.sms, most = sms * o->point.machine.warps_per_sm;
 
-    if ((uint64_t)o->point.agents <= sms * warps)
+    if ((uint64_t)o->point.agents <= most)
         return 0;
-    return options_complain(table.program, "--agents is %d; expected at most the %llu warps of %llu SMs",
-                            o->point.agents, (unsigned long long)(sms * warps), (unsigned long long)sms);
+    return options_complain(table.program, "--agents is %d; expected at most the %" PRIu64 " warps of %" PRIu64 " SMs",
+                            o->point.agents, most, sms);
 }
 
 static int predict_all(const struct options *o, int argc, char **argv)
