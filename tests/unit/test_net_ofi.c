@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -362,6 +363,20 @@ static int write_until_shut(struct early *e, int ms, int shut)
     return shut ? -1 : 0;
 }
 
+static in_port_t claimed; /* 0: none */
+
+/* In place of libc's, for libfabric too: what it says about itself to whom it connects. */
+__attribute__((visibility("default"))) int getsockname(int fd, struct sockaddr *at, socklen_t *bytes)
+{
+    const int rc = (int)syscall(SYS_getsockname, fd, at, bytes);
+    socklen_t size = sizeof(int);
+    int listens = 0;
+
+    if (!rc && claimed && !getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) && listens)
+        ((struct sockaddr_in *)at)->sin_port = claimed;
+    return rc;
+}
+
 static int come_early(struct suite_rank *self, struct early *e)
 {
     const struct net_options options = {.nranks = 3, .timeout_ms = 5000, .provider = "tcp"};
@@ -478,6 +493,36 @@ static int a_flood_is_shut_out_before_all_have_come(struct suite_rank *self)
     return suite_finish(self);
 }
 
+/* A stranger says that it is rank 0, which libfabric then keeps out. Rank 1 shuts it out. */
+static int who_says_it_is_rank_0_does_not_keep_it_out(struct suite_rank *self)
+{
+    struct early e = {0};
+    struct sockaddr_in at;
+
+    self->strangers = 1;
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    memcpy(&at, self->shared->addresses[0].data + sizeof(struct ofi_wire_address), sizeof(at));
+    if (self->rank == 1)
+        SUITE_TRY(join_peer(self, 0));
+    if (self->rank == 2) {
+        claimed = at.sin_port;
+        SUITE_TRY(come_early(self, &e));
+        write_until_shut(&e, 300, 0);
+        SUITE_CHECK(self, e.posted > 0);
+        atomic_store(&self->shared->word, 1);
+        SUITE_TRY(poll_until(self, 3));
+        net_ofi_ops.close(&e.n->net);
+        return suite_finish(self);
+    }
+    SUITE_TRY(poll_until(self, 1));
+    if (self->rank == 0)
+        SUITE_TRY(join_peer(self, 1));
+    SUITE_TRY(put_both_ways(self, 20));
+    atomic_fetch_add(&self->shared->word, 1);
+    return suite_finish(self);
+}
+
 /* Where it is not shut out, rank 1 gives up in time, and says why. */
 static int too_many_guesses_end_an_endpoint(struct suite_rank *self)
 {
@@ -578,6 +623,9 @@ static const struct suite_case own_cases[] = {
     {.name = "forged_arrivals_are_ignored", .nranks = 3, .body = forged_arrivals_are_ignored},
     {.name = "those_who_came_early_are_shut_out", .nranks = 3, .body = those_who_came_early_are_shut_out},
     {.name = "a_flood_is_shut_out_before_all_have_come", .nranks = 3, .body = a_flood_is_shut_out_before_all_have_come},
+    {.name = "who_says_it_is_rank_0_does_not_keep_it_out",
+     .nranks = 3,
+     .body = who_says_it_is_rank_0_does_not_keep_it_out},
     {.name = "too_many_guesses_end_an_endpoint", .nranks = 3, .body = too_many_guesses_end_an_endpoint},
     {.name = "connections_of_strangers_cost_nothing", .nranks = 3, .body = connections_of_strangers_cost_nothing},
 };

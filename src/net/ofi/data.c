@@ -556,7 +556,7 @@ static void check_strangers(struct ofi_net *n)
     if (n->door == OFI_DOOR_UNKNOWN)
         ofi_door_set(n, n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED);
     if (n->shut_due && (!n->unnamed || n->refused >= OFI_REFUSED_STEP))
-        n->shut_due = !ofi_shut_strangers(n);
+        n->shut_due = !ofi_shut_strangers(n, 1);
 }
 
 int ofi_poll(struct net *net, struct net_event *events, int max)
@@ -587,6 +587,8 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
         check_deadlines(n);
     if (n->door == OFI_DOOR_UNKNOWN || n->shut_due)
         check_strangers(n);
+    if (n->awaited && n->tokens)
+        ofi_look_around(n);
     if (n->refused_news && too_many_guesses(n))
         return -EPROTO;
     return n->refused_news || n->unreported ? used + take_rest(n, events + used, max - used) : used;

@@ -101,6 +101,7 @@ static void net_close(struct net *net)
     fid_close(n->fabric ? &n->fabric->fid : NULL);
     if (n->info)
         n->lib->freeinfo(n->info);
+    free(n->suspects);
     free(n->ops);
     free(n->reported);
     free(n->dirty);

@@ -162,17 +162,20 @@ struct ofi_net {
     uint64_t signal_data; /* of cq_fd's entry that says nothing */
     int selective;        /* completions come in order: one in OFI_SIGNAL_EVERY is asked for */
     struct ofi_peer *peers;
-    int uses_hello;            /* the provider connects at first use: hellos are sent */
-    int hellos;                /* to be sent */
-    int hello_next;            /* the peer that was tried last */
-    uint64_t hello_at;         /* when the next attempt is due */
-    uint32_t hello_pause;      /* between attempts */
-    uint64_t source_at;        /* when sources are told to those who have their hellos */
-    int awaited;               /* to be received */
-    int sources, unnamed;      /* to be sent, to be received */
-    int door;                  /* enum ofi_door */
-    int listener;              /* ofi_listener(); -1 = not known */
-    int shut_due;              /* strangers are to be shut out */
+    int uses_hello;       /* the provider connects at first use: hellos are sent */
+    int hellos;           /* to be sent */
+    int hello_next;       /* the peer that was tried last */
+    uint64_t hello_at;    /* when the next attempt is due */
+    uint32_t hello_pause; /* between attempts */
+    uint64_t source_at;   /* when sources are told to those who have their hellos */
+    int awaited;          /* to be received */
+    int sources, unnamed; /* to be sent, to be received */
+    int door;             /* enum ofi_door */
+    int listener;         /* ofi_listener(); -1 = not known */
+    int shut_due;         /* strangers are to be shut out */
+    uint64_t look_at;     /* when strangers are looked for, while hellos are awaited */
+    uint32_t *suspects;   /* marks of those that were there last time */
+    int nsuspects;
     struct ofi_tokens *tokens; /* NULL: arrivals are not checked */
     uint64_t refused;          /* arrivals that were not from peers */
     uint32_t refused_news;     /* of these, not yet reported */
@@ -214,8 +217,11 @@ int ofi_port_of(const struct sockaddr_storage *at);
 
 /* Looks for the connections to higher ranks whose source is to be sent. */
 void ofi_sources_find(struct ofi_net *n);
-/* Shuts the connections to this rank that no rank has named. 1: done, or it cannot be; 0: not yet. */
-int ofi_shut_strangers(struct ofi_net *n);
+/* Shuts the connections to this rank that no rank has named; without `all` those that were there at the last look too.
+ * 1: done, or it cannot be; 0: not yet. */
+int ofi_shut_strangers(struct ofi_net *n, int all);
+/* While hellos are awaited: shuts strangers now and then. */
+void ofi_look_around(struct ofi_net *n);
 
 /* After connect: starts the connection, or expects the peer to. */
 void ofi_start_connection(struct ofi_net *n, int peer);

@@ -24,7 +24,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "util/clock.h"
 #include "util/log.h"
+
+#define LOOK_EVERY_NS 500000000u
 
 /* A connection of this process. */
 struct link {
@@ -202,30 +205,71 @@ static int all_have_told(const struct ofi_net *n)
     return 1;
 }
 
-int ofi_shut_strangers(struct ofi_net *n)
+static int is_suspect(const struct ofi_net *n, uint32_t mark)
+{
+    for (int i = 0; i < n->nsuspects; i++)
+        if (n->suspects[i] == mark)
+            return 1;
+    return 0;
+}
+
+static void remember(struct ofi_net *n, const struct links *strangers, int count)
+{
+    free(n->suspects);
+    n->nsuspects = 0;
+    n->suspects = calloc((size_t)count + 1, sizeof(*n->suspects));
+    for (int i = 0; n->suspects && i < count; i++)
+        n->suspects[n->nsuspects++] = mark_of(n, &strangers->at[i].other);
+}
+
+/* How many. The provider sees a peer that has gone. */
+static int shut(struct ofi_net *n, const struct links *strangers, int count, int all)
+{
+    int done = 0;
+
+    for (int i = 0; i < count; i++)
+        if (all || is_suspect(n, mark_of(n, &strangers->at[i].other)))
+            done += !shutdown(strangers->at[i].fd, SHUT_RDWR);
+    if (done)
+        log_line(LOG_WARN, "ofi: %d connections to this rank were not made by ranks of this group, and are shut", done);
+    n->refused += (uint64_t)done;
+    n->refused_news += (uint32_t)done;
+    return done;
+}
+
+int ofi_shut_strangers(struct ofi_net *n, int all)
 {
     struct pollfd waiting = {.fd = ofi_listener(n), .events = POLLIN};
     struct links links;
-    int strangers, known;
+    int strangers;
 
     if (waiting.fd < 0)
         return 1;
-    if (!all_have_told(n) || poll(&waiting, 1, 0)) /* who waits to be accepted would not be seen */
+    if (!all_have_told(n) || (all && poll(&waiting, 1, 0))) /* who waits to be accepted would not be seen */
         return 0;
     links = find_links();
     strangers = keep_strangers(n, &links);
-    known = !links.failed && all_are_named(n);
-    for (int i = 0; known && i < strangers; i++)
-        shutdown(links.at[i].fd, SHUT_RDWR); /* the provider sees a peer that has gone */
-    if (strangers)
-        log_line(known ? LOG_WARN : LOG_INFO, "ofi: %d connections to this rank were not made by ranks of this group%s",
-                 strangers, known ? ", and are shut" : ", or these cannot be told apart: they stay");
-    if (known) {
-        n->refused += (uint64_t)strangers;
-        n->refused_news += (uint32_t)strangers;
+    if (!links.failed && all_are_named(n)) {
+        shut(n, &links, strangers, all);
+        remember(n, &links, strangers);
+    } else if (strangers) {
+        log_line(LOG_INFO, "ofi: of %d connections to this rank it is not known whose they are: they stay", strangers);
     }
     free(links.at);
     return 1;
+}
+
+/* A stranger can say that it is the rank that is awaited, and libfabric then lets that one in no more. So connections
+ * that stay and say no hello are shut. A rank that has connected says hello at once; a busy machine is given time. */
+void ofi_look_around(struct ofi_net *n)
+{
+    const uint64_t now = clock_ns();
+
+    if (now < n->look_at)
+        return;
+    if (n->look_at)
+        (void)ofi_shut_strangers(n, 0);
+    n->look_at = now + LOOK_EVERY_NS;
 }
 
 #endif
