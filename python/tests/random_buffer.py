@@ -2,7 +2,7 @@
 """Random programs for Buffer, high throughput and low latency: see random_elastic.py."""
 
 import random
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import deep_ep
 import torch
@@ -20,6 +20,8 @@ class Base:
         self.rng_local = random.Random(self.rng.random() + self.me)
         self.held: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
         self.text: List[str] = []
+        self.later: List[Tuple[Any, Callable[[], None]]] = []
+        self.waits_later = False
         self.buffer: deep_ep.Buffer
 
     def hold(self, what: str, got: torch.Tensor, want: torch.Tensor) -> None:
@@ -36,19 +38,28 @@ class Base:
 
     def finish(self) -> None:
         """Looks at what was kept, before and after the end of the buffer."""
+        self.settle(0)
         for when in ("later: ", "after destroy: "):
             for name, got, want in self.held:
                 assert same(got, want), self.report(when + name, got, want)
             if when == "later: ":
                 self.buffer.destroy()
 
-    def ended(self, event: Any, hook: Any, asynchronous: bool, hooked: bool = False) -> None:
-        """Waits for a call."""
+    def ended(self, event: Any, hook: Any, asynchronous: bool, hooked: bool = False,
+              check: Callable[[], None] = lambda: None) -> None:
+        """Waits for a call and checks it, now or later."""
         assert (event.event is not None) == asynchronous and (hook is not None) == hooked, self.text[-1]
-        if hooked:
-            hook()
-        if asynchronous:
-            event.current_stream_wait()
+        self.later.append((event.current_stream_wait if asynchronous else hook, check))
+        self.settle(self.rng.randint(0, 2) if self.waits_later else 0)
+
+    def settle(self, most: int) -> None:
+        """Waits for calls and checks them, until so many are left: all ranks in the same order."""
+        while len(self.later) > most:
+            at = self.rng.randrange(len(self.later)) if len(self.later) > 1 else 0  # a masked rank draws the same
+            wait, check = self.later.pop(at)
+            if wait is not None:
+                wait()
+            check()
 
 
 class High(Base):
@@ -193,12 +204,17 @@ class High(Base):
         biases = [[torch.randn(n, hidden, generator=gen).bfloat16() for n in routed.counts]
                   for _ in range(rng.randint(0, 2))]
         self.text.append("combine hidden=%d rows=%d w=%s bias=%d %s" % (hidden, rows, weighted, len(biases), options))
+        in_place = rng.random() < 0.5
         x, mass = torch.full((rows, hidden), 9.0).bfloat16(), torch.full((rows, routed.topk), 9.0)
         for i, (s, t) in enumerate(routed.flat(me)):
             x[i], mass[i] = self.value(me, s, t, hidden, salt), self.mass(me, s, t, routed.topk, salt)
+        given = world.to(x)
+        if in_place:  # rows in memory that a dispatch has returned, where others read them
+            zeros = world.to(torch.zeros(routed.counts[me], hidden, dtype=torch.bfloat16))
+            given = self.buffer.dispatch(zeros, handle=handle)[0].copy_(given)
         call = rng.choice((self.buffer.combine, self.buffer.internode_combine))
         combined, back, event = call(
-            world.to(x), handle, topk_weights=world.to(mass) if weighted else None,
+            given, handle, topk_weights=world.to(mass) if weighted else None,
             bias=as_bias([world.to(bias[me]) for bias in biases]), **options)
         self.ended(event, None, options["async_finish"])
         out, sums = torch.zeros(routed.counts[me], hidden), torch.zeros(routed.counts[me], routed.topk)
@@ -253,6 +269,7 @@ class Low(Base):
         nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(self.most, self.hidden, ranks, ranks * self.local)
         self.buffer = deep_ep.Buffer(group, 0, nbytes if rng.random() < 0.7 else 1 << 20, low_latency_mode=True,
                                      explicitly_destroy=True, enable_shrink=self.shrink)
+        self.waits_later = not self.shrink
         self.out: List[Any] = []  # dispatches whose combine is still to come
         self.begun = False
         self.masked = -1  # a rank that the others go on without
@@ -297,15 +314,17 @@ class Low(Base):
         recv, counts, handle, event, hook = self.buffer.low_latency_dispatch(
             world.to(x[me]), idx, self.most, routed.experts, stats, cost, async_finish=asynchronous,
             return_recv_hook=hooked, **options)
-        self.ended(event, hook, asynchronous, hooked)
         zones = [[at for at in routed.zones(me, 1)[0] if at is not None and routed.idx[at[0]][at[1]][at[2]] ==
                   me * self.local + l] for l in range(self.local)]
-        self.check(routed, x, zones, cast, float(scale[0]), recv, counts, handle)
-        if stats is not None:
-            want = torch.tensor([3 + len(zone) for zone in zones], dtype=torch.int32)
-            assert same(stats, want), self.report("stats", stats, want)
-        assert cost is None or bool((cost >= 0).all())
-        self.out.append((routed, zones, handle, idx))
+
+        def check() -> None:
+            self.check(routed, x, zones, cast, float(scale[0]), recv, counts, handle)
+            if stats is not None:
+                want = torch.tensor([3 + len(zone) for zone in zones], dtype=torch.int32)
+                assert same(stats, want), self.report("stats", stats, want)
+            assert cost is None or bool((cost >= 0).all())
+            self.out.append((routed, zones, handle, idx))
+        self.ended(event, hook, asynchronous, hooked, check)
 
     def check(self, routed: Routed, x: List[torch.Tensor], zones: List[Any], cast: str, scale: float, recv: Any,
               counts: torch.Tensor, handle: Any) -> None:
@@ -370,14 +389,20 @@ class Low(Base):
         combined, event, hook = self.buffer.low_latency_combine(
             y, idx, world.to(weights[me]), handle, use_logfmt=logfmt, zero_copy=zero_copy, async_finish=asynchronous,
             return_recv_hook=hooked, out=out)
-        self.ended(event, hook, asynchronous, hooked)
         assert out is None or combined is out
+        self.ended(event, hook, asynchronous, hooked, lambda: self.check_sums(
+            routed, lines, weights[me], salt, size, logfmt, combined))
+
+    def check_sums(self, routed: Routed, lines: List[List[int]], weights: torch.Tensor, salt: int, size: float,
+                   logfmt: bool, combined: torch.Tensor) -> None:
+        """The result of a combine."""
+        me = self.me
         want = torch.zeros(routed.counts[me], self.hidden, dtype=torch.float64)
         size_of = torch.zeros_like(want)
         for t, line in enumerate(lines):
             for k, e in enumerate(line):
                 if e >= 0:
-                    part = float(weights[me][t, k]) * self.value(me, t, k, salt, size).double()
+                    part = float(weights[t, k]) * self.value(me, t, k, salt, size).double()
                     want[t] += part
                     size_of[t] += part.abs()
         assert combined.shape == want.shape
@@ -397,6 +422,8 @@ class Low(Base):
         else:
             self.dispatch()
             self.begun = True
+        if self.waits_later:
+            self.settle(self.rng.randint(0, 2))
         if self.rng.random() < 0.15 and self.me != self.masked:
             self.buffer.clean_low_latency_buffer(self.most, self.hidden, self.ranks * self.local)
         if self.shrink and self.begun and self.rng.random() < 0.3:
@@ -422,6 +449,7 @@ class Low(Base):
 
     def finish(self) -> None:
         """The end."""
+        self.settle(0)
         if self.masked >= 0:
             self.mask()
         super().finish()

@@ -334,7 +334,10 @@ class Program:
         rng, world, me = self.rng, self.world, self.me
         kept = rng.choice(self.kept)
         routed = kept.routed
-        tokens = Tokens(rng, routed.counts, kept.tokens)
+        room = kept.tokens.hidden * max(2, kept.tokens.dtype.itemsize)
+        other = Tokens(rng, routed.counts)
+        fits = other.hidden * other.dtype.itemsize <= room and not other.packs
+        tokens = other if fits else Tokens(rng, routed.counts, kept.tokens)
         expand, tma = kept.expand and rng.random() < 0.8, rng.random() < 0.4
         weights = routed.weights(rng) if rng.random() < 0.5 else None
         options = self.streams()
@@ -366,8 +369,12 @@ class Program:
         self.text.append("combine %s hidden=%d expand=%s sync=%s w=%s bias=%d more=%d %s" % (
             dtype, hidden, kept.expand, kept.sync, weighted, len(biases), more, options))
         x, weights = self.rows_back(kept, me, hidden, dtype, salt, more)
+        given = world.to(x)
+        if not more and rng.random() < 0.5:  # rows in memory that a dispatch has returned, where others read them
+            zeros = world.to(torch.zeros(routed.counts[me], hidden, dtype=dtype))
+            given = self.buffer.dispatch(zeros, handle=kept.handle, do_expand=kept.expand)[0].copy_(given)
         combined, back, event = self.buffer.combine(
-            world.to(x), kept.handle, world.to(weights) if weighted else None,
+            given, kept.handle, world.to(weights) if weighted else None,
             bias=as_bias([world.to(bias[me]) for bias in biases]), **options)
         assert (back is not None) == weighted
 
