@@ -119,8 +119,8 @@ KFN int64_t hn_flat_rows_at(const struct group_dev *g, int d, uint64_t epoch)
     return rows;
 }
 
-/* EXPERT_MAJOR rows, padding included, without those that rank d drops; by all lanes. */
-KFN_STEP int64_t hn_zone_rows_at(struct agent *ag, const struct ht_notify_params *p, int d, uint64_t epoch)
+/* EXPERT_MAJOR rows, padding included; with `kept` without those that rank d drops. By all lanes. */
+KFN_STEP int64_t hn_zone_rows_at(struct agent *ag, const struct ht_notify_params *p, int d, int kept, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const int L = g->local_experts, align = p->alignment, first = place_in_node(g, d) * L;
@@ -130,7 +130,7 @@ KFN_STEP int64_t hn_zone_rows_at(struct agent *ag, const struct ht_notify_params
     AG_EACH(ag, int, l, left < L ? left : L)
     rows += (hn_expert_rows(g, epoch, first + l) + align - 1) / align * align;
     rows = ag_sum(ag, rows);
-    const int64_t most = p->drop & DROP_ZONES ? hn_desc_of(g, d, epoch)->drop_rows : rows;
+    const int64_t most = kept && p->drop & DROP_ZONES ? hn_desc_of(g, d, epoch)->drop_rows : rows;
     return rows < most ? rows : most;
 }
 
@@ -144,8 +144,8 @@ KFN int64_t hn_bound(const struct group_dev *g, int d, int expected, uint64_t ep
     return hn_desc_of(g, d, epoch)->expected_rows > 0 ? hn_desc_of(g, d, epoch)->expected_rows : -1;
 }
 
-/* Does a rank of the node get more rows than that? All ranks of the node find the same, for they read the same
- * counts. */
+/* Does a rank of the node get more rows than that? All ranks of the node find the same, for they read the same counts.
+ * Rows that are dropped need no tensor, but lines of source maps pass through the buffer too: one for each token. */
 KFN_STEP int hn_more(struct agent *ag, const struct ht_notify_params *p, int expected, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -153,7 +153,7 @@ KFN_STEP int hn_more(struct agent *ag, const struct ht_notify_params *p, int exp
 
     for (int i = 0; p->layout != LAYOUT_FLAT && i < g->node_size && !more; i++) {
         const int64_t bound = hn_bound(g, node_rank(g, i), expected, epoch);
-        more = bound >= 0 && hn_zone_rows_at(ag, p, node_rank(g, i), epoch) > bound;
+        more = bound >= 0 && hn_zone_rows_at(ag, p, node_rank(g, i), expected, epoch) > bound;
     }
     AG_EACH(ag, int, i, p->layout == LAYOUT_FLAT ? g->node_size : 0)
     {
