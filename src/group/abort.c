@@ -102,7 +102,7 @@ void group_publish_waits(struct epx_group *group, int peer)
     const uint64_t word = WAITS_WORD(WAITS_BEAT(group_waits_word(group)) + 1, peer);
 
     if (group->device->ops->caps & DEVICE_HOST_HEAP)
-        __atomic_store_n(&own->waits, word, __ATOMIC_RELEASE); /* pairs with the acquire in next_beat() */
+        __atomic_store_n(&own->waits, word, __ATOMIC_RELEASE); /* for trail_look() */
     else
         group->device->ops->copy(group->device, &own->waits, &word, sizeof(word));
 }

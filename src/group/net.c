@@ -59,7 +59,7 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 }
 
 /* From a proxy thread: a rank of another node says who has failed (put_abort() in kernel/put.h), or whom it waits for:
- * the kernel that has asked waits for the next word (ask_waits() in kernel/waiting_for.h). */
+ * the kernel that has asked looks at the next word (trail_ask() in kernel/waiting_for.h). */
 static void on_alarm(void *context, int rank, uint32_t alarm)
 {
     struct epx_group *group = context;
@@ -72,7 +72,7 @@ static void on_alarm(void *context, int rank, uint32_t alarm)
         group_aborted_by(group, abort_of_alarm(rank, alarm) | ABORT_LEFT_OUT);
     else if (ALARM_CAUSE(alarm) < ALARM_REPLY)
         group_aborted_by(group, abort_of_alarm(rank, alarm));
-    else /* pairs with the acquire in ask_waits(); one writer, the thread of this peer */
+    else /* for trail_ask(); one writer, the thread of this peer */
         __atomic_store_n(reply, WAITS_WORD(WAITS_BEAT(*reply) + 1, alarm), __ATOMIC_RELEASE);
 }
 

@@ -71,27 +71,16 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
 /* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. */
 KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
 {
-    const int aborted = ag_load_acquire(&control_of(g, g->rank)->abort_word) != 0;
     struct awaited own = {-1, NULL, 0};
+    enum wait_result why = ag_look(&control_of(g, g->rank)->abort_word) ? WAIT_ABORTED : WAIT_TIMEOUT;
+    int culprit = -1;
 
-    for (int i = 0; !aborted && i < g->nrings && own.peer < 0; i++)
-        own.peer = (int)ag_load_acquire(g->rings[i].blocked) - 1; /* pairs with the release in report_blocked() */
-    return wait_failed(ag, g, aborted ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_RING, own.peer,
-                       own.peer < 0 ? -1 : find_culprit(ag, g, own), 0, 0);
-}
-
-/*
- * One deadline for the words of many peers, and half of one more for questions: what is left of both, in the agent.
- * Only what this rank has waited counts, not time in which it was stopped: it would mask at once whoever has not come
- * meanwhile. And a peer that came after its deadline leaves those behind it their questions: what kept it has kept them
- * too. Before the first of the words.
- */
-KFN void set_wait_left(struct agent *ag, uint64_t ns)
-{
-    ag_sync(ag); /* all lanes have read it */
-    if (ag_leader(ag))
-        ag->wait_left = ns;
-    ag_sync(ag);
+    for (int i = 0; why == WAIT_TIMEOUT && i < g->nrings && own.peer < 0; i++)
+        own.peer = (int)ag_look(g->rings[i].blocked) - 1; /* pairs with the release in report_blocked() */
+    set_wait_left(ag, g->timeout_ns / 2);
+    if (own.peer >= 0)
+        why = follow(ag, g, own, has_masks(g) && phase_masks(PHASE_RING), &culprit);
+    return wait_failed(ag, g, why, PHASE_RING, own.peer, culprit, 0, 0);
 }
 
 KFN uint64_t whole_wait(const struct group_dev *g)
@@ -99,6 +88,7 @@ KFN uint64_t whole_wait(const struct group_dev *g)
     return g->timeout_ns + g->timeout_ns / 2;
 }
 
+/* Before the first of several words. */
 KFN void waits_begin(struct agent *ag, const struct group_dev *g)
 {
     set_wait_left(ag, whole_wait(g));
@@ -112,36 +102,27 @@ KFN void waits_began(struct agent *ag, const struct group_dev *g, uint64_t start
     set_wait_left(ag, spent < whole_wait(g) ? whole_wait(g) - spent : 0);
 }
 
-/* At most so much was used up. */
-KFN void pay_wait(struct agent *ag, uint64_t most)
-{
-    const uint64_t left = ag->wait_left, spent = ag->wait_spent < most ? ag->wait_spent : most;
-
-    set_wait_left(ag, left > spent ? left - spent : 0);
-}
-
-/* One word of one peer, after waits_begin(): one deadline for all peers that are waited for together. Non-zero:
- * failed. */
+/* One word of one peer, after waits_begin(): one deadline for all peers that are waited for together. A peer that came
+ * after it leaves those behind it time to be followed: what kept it has kept them too. Non-zero: failed. */
 KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
                        int peer)
 {
-    const uint64_t asks = g->timeout_ns / 2;
+    const int masks = has_masks(g) && phase_masks(phase);
+    const uint64_t half = g->timeout_ns / 2, later = half + (peer >= 0 ? follow_ns(g) : 0);
     int culprit = peer;
     AG_WAITS(ag, phase, peer);
-    enum wait_result why = wait_aloud(ag, g, word, target, peer, ag->wait_left > asks ? ag->wait_left - asks : 0);
+    enum wait_result why = wait_aloud(ag, g, word, target, peer, ag->wait_left > later ? ag->wait_left - later : 0);
 
-    pay_wait(ag, ~(uint64_t)0);
+    pay_wait(ag);
     if (why == WAIT_TIMEOUT && peer >= 0 && ag->wait_left > 0) {
         const struct awaited own = {peer, word, target};
 
-        culprit = find_culprit(ag, g, own);
-        pay_wait(ag, g->timeout_ns / 4); /* more: it was stopped */
-        /* It may have come meanwhile. A rank that waits for another one is not masked in its place: it is given time to
-         * mask that one. */
-        const int extended = culprit >= 0 && culprit != peer && has_masks(g) && phase_masks(phase);
-        why = wait_aloud(ag, g, word, target, peer, extended ? g->timeout_ns : 0);
-        if (why == WAIT_OK)
-            set_wait_left(ag, g->timeout_ns / 2);
+        why = follow(ag, g, own, masks, &culprit);
+        /* A rank that waits for another one is not masked in its place: it is given time to mask that one. */
+        if (why == WAIT_TIMEOUT && masks && culprit >= 0 && culprit != peer)
+            why = wait_aloud(ag, g, word, target, peer, g->timeout_ns);
+        if (why == WAIT_OK && ag->wait_left < half)
+            set_wait_left(ag, half);
     }
     return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, culprit, target, ag_load_acquire(word));
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who keeps a rank from answering? A rank that does not answer may itself be waiting for the rank that is gone.
- * So whoever waits long says for whom, again and again (publish_waits()), and whoever's deadline expires follows these
- * words from rank to rank (find_culprit()): the culprit is the first rank that does not wait, or does not run.
+ * So whoever waits long says for whom, again and again (publish_waits()), and whoever's deadline comes near follows
+ * these words from rank to rank (follow()): the culprit is the first rank that does not wait, or does not run. It is
+ * named when the deadline is over and it has said nothing for half of one.
  *
  *   rank 1                       rank 0                       rank 3
  *   waits for 0: waits = (n, 0)  waits for 3: waits = (n, 3)  gone: its word does not change
- *   expires; the word of 0 changes and names 3, that of 3 does not change: abort word with the culprit 3
+ *   follows: the word of 0 changes and names 3, that of 3 does not change: abort word with the culprit 3
  *
  * The word is in the control block, for the ranks of the node. For those of others the rank's proxy, which runs as long
  * as its process does, answers questions:
@@ -33,7 +34,7 @@ KFN_STEP void publish_waits(struct agent *ag, const struct group_dev *g, int pee
     uint64_t *waits = &waiting_control(g, g->rank)->waits;
 
     if (ag_leader(ag) && peer >= 0)
-        ag_store_release(waits, WAITS_WORD(WAITS_BEAT(ag_peek(waits)) + 1, peer)); /* pairs with next_beat() */
+        ag_store_release(waits, WAITS_WORD(WAITS_BEAT(ag_peek(waits)) + 1, peer)); /* for trail_look() */
     ag_sync(ag);
 }
 
@@ -55,8 +56,8 @@ KFN uint64_t wait_slice(const struct group_dev *g)
     return slice < WAIT_SLICE_MAX_NS ? slice : WAIT_SLICE_MAX_NS;
 }
 
-/* How long the last wait_aloud() or find_culprit() took. It is in the agent: all lanes have one value, by which they
- * decide alike, and no registers are needed for it. */
+/* How long the last wait_aloud() took. It is in the agent: all lanes have one value, by which they decide alike, and no
+ * registers are needed for it. */
 KFN void set_spent(struct agent *ag, uint64_t ns)
 {
     ag_sync(ag); /* all lanes have read it */
@@ -94,65 +95,62 @@ KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g
     }
 }
 
+/*
+ * One deadline for the words of many peers, and half of one more for who is followed: what is left of both, in the
+ * agent. Only what this rank has waited counts, not time in which it was stopped: it would mask at once whoever has not
+ * come meanwhile.
+ */
+KFN void set_wait_left(struct agent *ag, uint64_t ns)
+{
+    ag_sync(ag); /* all lanes have read it */
+    if (ag_leader(ag))
+        ag->wait_left = ns;
+    ag_sync(ag);
+}
+
+/* What the last wait_aloud() took. */
+KFN void pay_wait(struct agent *ag)
+{
+    const uint64_t left = ag->wait_left, spent = ag->wait_spent;
+
+    set_wait_left(ag, left > spent ? left - spent : 0);
+}
+
 enum {
-    BEAT_SLICES = 3, /* a rank that says nothing for so long does not wait */
-    ASK_SLICES = 2,
-    ASK_PARTS = 8, /* of a slice: agents whose deadlines expire together overwrite each other's questions */
-    BEAT_TRIES = 3,
-    MOST_HOPS = 8
+    LOOKS = 8,         /* in a slice: agents that follow others at the same time overwrite each other's questions */
+    FOLLOW_SLICES = 8, /* of a deadline are left when a wait begins to follow */
+    SILENT_SLICES = 8, /* a rank that says nothing for so long does not wait: a busy machine makes ranks late */
+    SILENT_MASKED = 3  /* ... where others go on without it, and those behind it have the same deadline */
 };
 
-/* What this rank waits for, and goes on saying so, in all that follows. word NULL: nothing that can come. */
+KFN uint64_t follow_ns(const struct group_dev *g)
+{
+    return FOLLOW_SLICES * wait_slice(g);
+}
+
+/* What this rank waits for, and goes on saying so while it follows. word NULL: nothing that can come. */
 struct awaited {
     int peer;
     const uint64_t *word;
     uint64_t target;
 };
 
-/* The peer was only late, and may wait for this rank by now: nobody is at fault. */
-KFN int has_come(struct agent *ag, struct awaited own)
-{
-    return own.word && ag_any(ag, (int64_t)(ag_look(own.word) - own.target) >= 0);
-}
-
-/* The next word that `rank`, of this node, stores while it waits, or 0: it does not wait, or does not run. */
-KFN_STEP uint64_t next_beat(struct agent *ag, const struct group_dev *g, int rank, uint64_t before, struct awaited own)
-{
-    const uint64_t *waits = &waiting_control(g, rank)->waits;
-    const uint64_t next = WAITS_WORD(WAITS_BEAT(before) + 1, 0);
-
-    for (int i = 0; i < BEAT_SLICES && !has_come(ag, own); i++) {
-        const enum wait_result why = wait_aloud(ag, g, waits, next, own.peer, wait_slice(g));
-
-        publish_waits(ag, g, own.peer);
-        if (why == WAIT_OK)
-            return ag_load_acquire(waits); /* pairs with the release in publish_waits() */
-        if (why != WAIT_TIMEOUT)
-            break;
-    }
-    return 0;
-}
+/* Where following has come to. */
+struct trail {
+    int at;            /* this rank */
+    int looks;         /* at it, since it came here or since `at` last said that it waits */
+    int known;         /* `word` is what `at` said first, or last */
+    int taken;         /* `at` is elsewhere: the own proxy has taken questions since it was first asked */
+    uint64_t word;     /* WAITS_WORD, or a beat that differs as that of the word does */
+    uint64_t replies;  /* `at` is elsewhere: how many it had given before */
+    uint64_t question; /* ... and the last question to it; 0: none yet */
+};
 
 /* Where this rank's proxy stores what the proxy of `rank` answers. */
 KFN const uint64_t *reply_word(const struct group_dev *g, int rank)
 {
     return &g->counters[(size_t)SIG_ABORT * (size_t)g->sig_slots * (size_t)g->nranks + (size_t)rank];
 }
-
-/* Has the own proxy taken a question since `word` was stored? Otherwise it is stuck, and so is this rank. */
-KFN int question_taken(const struct ring_dev *ring, uint64_t word)
-{
-    /* Acquire: pairs with the release in take_ask() of proxy/alarm.c. */
-    return (int64_t)(WAITS_BEAT(ag_load_acquire(ring->asked)) - WAITS_BEAT(word)) >= 0;
-}
-
-/* ... or that of another agent in its place? */
-KFN int is_overwritten(const struct ring_dev *ring, uint64_t word)
-{
-    return question_taken(ring, word) && ag_load_acquire(ring->asked) != word;
-}
-
-enum { NO_REPLY = 0, OWN_PROXY_STUCK = 1 }; /* instead of a word, whose beat is 1 or more */
 
 KFN const struct ring_dev *question_ring(const struct group_dev *g, int rank)
 {
@@ -162,7 +160,7 @@ KFN const struct ring_dev *question_ring(const struct group_dev *g, int rank)
 /* Returns the word by which the proxy says that it has taken the question. */
 KFN_STEP uint64_t put_question(struct agent *ag, const struct ring_dev *ring, int rank)
 {
-    const uint64_t word = WAITS_WORD(WAITS_BEAT(ag_load_acquire(ring->ask)) + 1, rank);
+    const uint64_t word = WAITS_WORD(WAITS_BEAT(ag_look(ring->ask)) + 1, rank);
 
     if (ag_leader(ag))
         ag_store_release(ring->ask, word); /* pairs with take_ask() */
@@ -171,80 +169,89 @@ KFN_STEP uint64_t put_question(struct agent *ag, const struct ring_dev *ring, in
     return word;
 }
 
-/* What the proxy of `rank`, of another node, says about its word. */
-KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int rank, struct awaited own)
-{
-    const uint64_t next = WAITS_WORD(WAITS_BEAT(ag_load_acquire(reply_word(g, rank))) + 1, 0);
-    uint64_t word = 0;
-    int taken = 0;
-
-    for (int i = 0; i < ASK_SLICES * ASK_PARTS || (!taken && i < BEAT_SLICES * ASK_PARTS); i++) {
-        if (i % ASK_PARTS == 0 || ag_any(ag, is_overwritten(question_ring(g, rank), word)))
-            word = put_question(ag, question_ring(g, rank), rank);
-        const enum wait_result why = wait_aloud(ag, g, reply_word(g, rank), next, own.peer, wait_slice(g) / ASK_PARTS);
-        if (why == WAIT_OK || i % ASK_PARTS == ASK_PARTS - 1)
-            publish_waits(ag, g, own.peer);
-        if (why == WAIT_OK)
-            return ag_load_acquire(reply_word(g, rank)); /* pairs with the release in on_alarm() of group/net.c */
-        if (why != WAIT_TIMEOUT || has_come(ag, own))
-            return NO_REPLY;
-        taken |= question_taken(question_ring(g, rank), word);
-    }
-    return taken ? NO_REPLY : OWN_PROXY_STUCK;
-}
-
-/* As next_beat(), for a rank of another node. Its proxy answers although nothing has changed: it is asked again a slice
- * later. */
-KFN_STEP uint64_t next_reply(struct agent *ag, const struct group_dev *g, int rank, uint64_t before, struct awaited own)
-{
-    for (int i = 0; WAITS_BEAT(before) && i < ASK_SLICES; i++) {
-        /* Nobody answers for this rank: a pause, which the abort word ends. */
-        if (wait_aloud(ag, g, reply_word(g, g->rank), 1, own.peer, wait_slice(g)) > WAIT_TIMEOUT || has_come(ag, own))
-            return NO_REPLY;
-        const uint64_t next = ask_waits(ag, g, rank, own);
-        if (!WAITS_BEAT(next) || ALARM_CAUSE((uint32_t)next) != ALARM_CAUSE((uint32_t)before))
-            return next;
-    }
-    return before == OWN_PROXY_STUCK ? OWN_PROXY_STUCK : NO_REPLY;
-}
-
-/* Whom `rank` waits for; -1: it does not wait, run or answer. *stuck: this rank cannot ask. Agents of a rank may wait
- * for different ranks: those that wait for this one, which waits itself, do not count as long as there are others. */
-KFN_STEP int waits_for(struct agent *ag, const struct group_dev *g, int rank, struct awaited own, int *stuck)
+KFN_STEP void trail_move(struct trail *t, const struct group_dev *g, int rank)
 {
     const int local = g->heap[rank] != NULL;
-    uint64_t word = local ? ag_load_acquire(&waiting_control(g, rank)->waits) : ask_waits(ag, g, rank, own);
-    int whom = -1;
 
-    /* ag_any: lanes that did not agree would part for good. */
-    for (int i = 0; i < BEAT_TRIES && ag_any(ag, whom < 0 || whom == g->rank); i++) {
-        word = local ? next_beat(ag, g, rank, word, own) : next_reply(ag, g, rank, word, own);
-        if (ag_any(ag, !WAITS_BEAT(word)))
-            break;
-        whom = local ? WAITS_PEER(word) : ALARM_CULPRIT((uint32_t)word);
-        if (whom >= g->nranks) /* from another rank's memory, or from the network */
-            whom = -1;
-    }
-    *stuck = !local && word == OWN_PROXY_STUCK;
-    return whom;
+    t->at = rank;
+    t->looks = 0;
+    t->known = local;
+    t->taken = 0;
+    t->word = local ? ag_look(&waiting_control(g, rank)->waits) : 0;
+    t->replies = local ? 0 : WAITS_BEAT(ag_look(reply_word(g, rank)));
+    t->question = 0;
 }
 
-/* The rank that keeps a peer from answering: the peer itself, if it waits for nobody else; -1: this rank, whose own
- * proxy is stuck. Any rank if what is awaited has come. */
-KFN_STEP int find_culprit(struct agent *ag, const struct group_dev *g, struct awaited own)
+/* What the proxy of t->at says about its word (on_alarm() of group/net.c), 0 if it has not answered yet. It is asked
+ * once in a slice, and again when the own proxy has taken the question of another agent in the place of this one. */
+KFN_STEP uint64_t trail_ask(struct agent *ag, const struct group_dev *g, struct trail *t)
 {
-    const uint64_t start = ag_now(ag);
-    int at = own.peer, stuck = 0;
+    const struct ring_dev *ring = question_ring(g, t->at);
+    const uint64_t reply = ag_look(reply_word(g, t->at)), asked = ag_look(ring->asked);
+    const int taken = t->question && (int64_t)(WAITS_BEAT(asked) - WAITS_BEAT(t->question)) >= 0;
 
-    for (int i = 0; i < MOST_HOPS && ag_any(ag, ag_now(ag) - start < g->timeout_ns / 2); i++) {
-        const int next = waits_for(ag, g, at, own, &stuck);
+    t->taken |= taken;
+    if (t->looks % LOOKS == 0 || (taken && asked != t->question))
+        t->question = put_question(ag, ring, t->at);
+    if (WAITS_BEAT(reply) == t->replies)
+        return 0;
+    return WAITS_WORD(ALARM_CAUSE((uint32_t)reply), ALARM_CULPRIT((uint32_t)reply));
+}
 
-        if (ag_any(ag, next < 0 || next == g->rank || next == at))
-            break;
-        at = next;
+/* Looks at t->at, and goes on to the rank for which that waits. Agents of a rank may wait for different ranks: one that
+ * waits for this rank, which waits itself, may have others. */
+KFN_STEP void trail_look(struct agent *ag, const struct group_dev *g, struct trail *t)
+{
+    const uint64_t word = g->heap[t->at] ? ag_look(&waiting_control(g, t->at)->waits) : trail_ask(ag, g, t);
+    const int waits = INJECT_BUG(BUG_NO_FOLLOW, 0, 1) && t->known && word && WAITS_BEAT(word) != WAITS_BEAT(t->word);
+    const int whom = WAITS_PEER(word); /* from another rank's memory, or from the network */
+
+    t->looks++;
+    if (word) {
+        t->known = 1;
+        t->word = word;
     }
-    set_spent(ag, ag_now(ag) - start);
-    return stuck ? -1 : at;
+    if (waits)
+        t->looks = 0;
+    if (waits && whom >= 0 && whom < g->nranks && whom != g->rank && whom != t->at)
+        trail_move(t, g, whom);
+}
+
+/* The culprit; -1: this rank, whose own proxy does not take its questions. */
+KFN int trail_end(const struct group_dev *g, const struct trail *t)
+{
+    return !g->heap[t->at] && !t->taken && t->looks >= SILENT_MASKED * LOOKS ? -1 : t->at;
+}
+
+/* Waits on, and finds who keeps the peer from answering: most often the peer itself. It ends when the deadline is over
+ * and the last rank that was come to has been silent long enough; or what is left for that is used up. With `masks`
+ * some of it is left for other peers. */
+KFN_STEP enum wait_result follow(struct agent *ag, const struct group_dev *g, struct awaited own, int masks,
+                                 int *culprit)
+{
+    const uint64_t half = g->timeout_ns / 2, asks = ag->wait_left < half ? ag->wait_left : half;
+    const uint64_t least = masks && asks > half / 2 ? asks - half / 2 : 0;
+    const int silent = LOOKS * (masks ? SILENT_MASKED : SILENT_SLICES);
+    enum wait_result why;
+    struct trail t;
+
+    trail_move(&t, g, own.peer);
+    publish_waits(ag, g, own.peer);
+    for (int n = 1;; n++) {
+        /* Nobody answers for this rank: a pause, which the abort word ends. */
+        why = wait_aloud(ag, g, own.word ? own.word : reply_word(g, g->rank), own.word ? own.target : 1, own.peer,
+                         wait_slice(g) / LOOKS);
+        pay_wait(ag);
+        if (why != WAIT_TIMEOUT)
+            break;
+        if (n % LOOKS == 0)
+            publish_waits(ag, g, own.peer);
+        trail_look(ag, g, &t);
+        if (ag->wait_left <= half && (t.looks >= silent || ag->wait_left <= least))
+            break;
+    }
+    *culprit = trail_end(g, &t);
+    return why;
 }
 
 #endif

@@ -51,14 +51,14 @@ static int take_alarm(struct proxy_thread *t, uint64_t alarm)
 
 static int take_ask(struct proxy_thread *t)
 {
-    /* Acquire: pairs with the release in ask_waits() of kernel/waiting_for.h. */
+    /* Acquire: pairs with the release in put_question() of kernel/waiting_for.h. */
     const uint64_t word = __atomic_load_n(t->ring.dev.ask, __ATOMIC_ACQUIRE);
     const uint32_t rank = (uint32_t)WAITS_PEER(word);
 
     if (word == t->asked_word)
         return 0;
     t->asked_word = word;
-    __atomic_store_n(t->ring.dev.asked, word, __ATOMIC_RELEASE); /* pairs with the acquire in question_taken() */
+    __atomic_store_n(t->ring.dev.asked, word, __ATOMIC_RELEASE); /* for trail_ask() */
     if (rank < (uint32_t)t->group->options.nranks && t->by_rank[rank] >= 0)
         send_alarm(t, &t->peers[t->by_rank[rank]], ALARM_NONE); /* without room: it will be asked again */
     return 1;

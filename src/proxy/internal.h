@@ -353,7 +353,7 @@ static inline int counter_exists(const struct proxy_options *o, uint32_t counter
 }
 
 /* Has the ring an alarm for peers that are not told yet, or a new question? The acquires pair with the releases of
- * put_abort() and ask_waits() (src/kernel), and of proxy_alarm(). */
+ * put_abort() and put_question() (src/kernel), and of proxy_alarm(). */
 static inline int alarm_waits(const struct proxy_thread *t)
 {
     return (t->alarm_next < t->npeers && __atomic_load_n(t->ring.dev.alarm, __ATOMIC_ACQUIRE) != 0) ||

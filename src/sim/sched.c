@@ -240,9 +240,17 @@ static void faults_due(void)
     int i;
 
     for (i = 0; i < sim.o.nfaults; i++) {
-        if (sim.o.fault[i].at != sim.steps || sim.o.fault[i].transfer || sim.o.fault[i].copy)
+        struct sim_fault *f = &sim.o.fault[i];
+        const int due = f->after_ns ? sim.first_fault_ns && sim.now >= sim.first_fault_ns + f->after_ns
+                                    : f->at == sim.steps && !f->transfer && !f->copy;
+
+        if (!due)
             continue;
-        rank_freeze(&sim.o.fault[i]);
+        if (i == 0)
+            sim.first_fault_ns = sim.now;
+        if (f->after_ns)
+            f->after_ns = SIM_NEVER - sim.first_fault_ns; /* once */
+        rank_freeze(f);
     }
 }
 

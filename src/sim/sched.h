@@ -32,9 +32,10 @@ enum sim_policy {
 
 /* At step `at`, all tasks of a rank stop: for `ns`, or for good (SIM_NEVER): then the others see a dead rank. With
  * `transfer`: not at a step, but before so many transfers of its connections have taken place (sim/conn.c), counted
- * since sim_count_transfers(). With `copy`: before so many copies of its device, likewise (what a recovery resets). */
+ * since sim_count_transfers(). With `copy`: before so many copies of its device, likewise (what a recovery resets).
+ * With `after_ns`: not at a step, but so long after the first fault. */
 struct sim_fault {
-    uint64_t at;
+    uint64_t at, after_ns;
     uint64_t ns;
     int rank, transfer, copy;
 };

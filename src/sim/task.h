@@ -56,6 +56,7 @@ struct sim {
     uint64_t next_timer; /* no parked task is due before */
     uint64_t points;     /* until the next one that counts */
     int deaths, stalls, born, programs, living_programs;
+    uint64_t first_fault_ns; /* when the first fault took place */
     struct rank_state rank[SIM_MAX_RANKS];
     struct sim_task *current;
     struct sim_task **runnable, **all, **times, **found;

@@ -381,6 +381,29 @@ static void choose_faults_in_recovery(struct sim_case *c)
     stop_at_a_copy(c);
 }
 
+/* One rank stops, and does not go on before all others have given up. On a busy machine: when their deadlines are
+ * near, up to three of them do not run for one to five slices (kernel/waiting_for.h). Still all name the one that has
+ * stopped. */
+static void choose_stop(struct sim_case *c)
+{
+    struct sim_options *s = &c->setup.sched;
+    const uint64_t timeout_ns = (uint64_t)c->prop.timeout_ms * 1000000u;
+    struct prop_rng own = {workload_hash(c->seed, 0x5709)};
+    const int victim = prop_draw(&own, s->nranks);
+
+    c->faults = SIM_FAULT_STOP;
+    c->prop.may_fail = c->prop.ngroups = 1;
+    c->prop.enable_mask = c->prop.recover = 0;
+    c->net.lose_one_in = 0;
+    c->net.depth = c->net.depth < 64 ? 64 : c->net.depth;
+    s->nfaults = 1;
+    s->fault[0] = (struct sim_fault){.at = draw_moment(&own), .ns = 16 * timeout_ns, .rank = victim};
+    for (int left = s->nranks > 1 ? prop_draw(&own, SIM_MAX_FAULTS) : 0; left > 0; left--)
+        s->fault[s->nfaults++] = (struct sim_fault){.after_ns = timeout_ns / 64 * (uint64_t)(32 + prop_draw(&own, 64)),
+                                                    .ns = timeout_ns / 16 * (uint64_t)(1 + prop_draw(&own, 5)),
+                                                    .rank = (victim + 1 + prop_draw(&own, s->nranks - 1)) % s->nranks};
+}
+
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
 {
     struct prop_rng rng = {workload_hash(seed, 0x51b)};
@@ -401,6 +424,8 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
         choose_late(c);
     if (options->faults & SIM_FAULT_RECOVER)
         choose_faults_in_recovery(c);
+    if (options->faults & SIM_FAULT_STOP)
+        choose_stop(c);
     /* Offsets are of one group, and ranks of one process each. */
     c->setup.watch_rows = c->prop.ngroups == 1 && !c->prop.spares;
 }
@@ -503,6 +528,8 @@ static int is_faulty(const struct sim_case *c, int rank)
     const struct sim_options *s = &c->setup.sched;
     const uint64_t slice_ns = (uint64_t)c->prop.timeout_ms * 1000000u / 16;
 
+    if (c->faults == SIM_FAULT_STOP)
+        return rank == s->fault[0].rank;
     for (int i = 0; i < s->nfaults; i++)
         if (s->fault[i].rank == rank && s->fault[i].ns > slice_ns)
             return 1;
@@ -638,7 +665,11 @@ static void told(epx_group *group, int rank)
     if (is_faulty(now.c, rank) || others_may_be_late(now.c))
         return;
     r->named++;
-    r->misnamed += wrong || info.peer < 0;
+    wrong |= info.peer < 0;
+    r->misnamed += wrong;
+    if (wrong && now.c->faults == SIM_FAULT_STOP)
+        snprintf(r->wrong_culprit, sizeof(r->wrong_culprit), "rank %d has stopped, and rank %d is told: %s",
+                 now.c->setup.sched.fault[0].rank, rank, info.message);
 }
 
 /* Where ranks are only late, no healthy one masks another. */
@@ -717,12 +748,14 @@ void sim_case_print(const struct sim_case *c)
         fprintf(stderr, "  a process comes for the place of rank %d\n", c->prop.replaces[i]);
     for (int i = 0; i < s->nfaults; i++) {
         const struct sim_fault *f = &s->fault[i];
-        const char *where = f->transfer ? "transfer (in its recoveries)"
-                            : f->copy   ? "copy (in its recoveries)"
-                                        : "step";
-        const unsigned long long at = f->transfer ? (unsigned long long)f->transfer
-                                      : f->copy   ? (unsigned long long)f->copy
-                                                  : (unsigned long long)f->at;
+        const char *where = f->transfer   ? "transfer (in its recoveries)"
+                            : f->copy     ? "copy (in its recoveries)"
+                            : f->after_ns ? "so many us after the first fault:"
+                                          : "step";
+        const unsigned long long at = f->transfer   ? (unsigned long long)f->transfer
+                                      : f->copy     ? (unsigned long long)f->copy
+                                      : f->after_ns ? (unsigned long long)f->after_ns / 1000
+                                                    : (unsigned long long)f->at;
 
         if (f->ns == SIM_NEVER)
             fprintf(stderr, "  rank %d dies at %s %llu\n", f->rank, where, at);

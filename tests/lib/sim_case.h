@@ -12,7 +12,15 @@
 /* JOIN: processes come for the places of ranks that die. */
 /* LATE: stalls beyond the deadline, in groups with masks: the others go on, and the rank wakes up among them. */
 /* RECOVER: ranks stall or die between any two messages of a recovery, and all recover until they are through. */
-enum { SIM_FAULT_DELAY = 1, SIM_FAULT_DEATH = 2, SIM_FAULT_JOIN = 4, SIM_FAULT_LATE = 8, SIM_FAULT_RECOVER = 16 };
+/* STOP: one rank stops for many deadlines, and others are kept from running for a part of one meanwhile. */
+enum {
+    SIM_FAULT_DELAY = 1,
+    SIM_FAULT_DEATH = 2,
+    SIM_FAULT_JOIN = 4,
+    SIM_FAULT_LATE = 8,
+    SIM_FAULT_RECOVER = 16,
+    SIM_FAULT_STOP = 32
+};
 
 struct sim_case_options {
     int ranks;       /* 0 = drawn */

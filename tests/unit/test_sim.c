@@ -239,6 +239,16 @@ static void anything_with_faults(void **state)
     assert_true(named.wrong <= most + 3 * sqrt(named.variance > most ? named.variance : most));
 }
 
+/* All others name it, although the machine is busy. */
+static void a_rank_that_stops_is_named(void **state)
+{
+    const struct named named = run_seeds("a_rank_that_stops_is_named", 80001, 300,
+                                         (struct sim_case_options){.modes = BOTH, .faults = SIM_FAULT_STOP});
+
+    (void)state;
+    assert_true(named.all > 0);
+}
+
 static void faults_in_a_recovery(void **state)
 {
     (void)state;
@@ -363,6 +373,7 @@ int main(void)
         cmocka_unit_test(high_throughput_with_split_memory),
         cmocka_unit_test(anything_without_faults),
         cmocka_unit_test(anything_with_faults),
+        cmocka_unit_test(a_rank_that_stops_is_named),
         cmocka_unit_test(faults_in_a_recovery),
         cmocka_unit_test(many_ranks),
     };

@@ -82,9 +82,10 @@ static const struct option_spec specs[] = {
     {.name = "faults",
      .kind = OPTION_CALL,
      .value = "FAULTS",
-     .help = "none, delay (ranks stall), death (ranks end), late (others go on without a rank that stalls), "
-             "recover (ranks stall or end between two messages of a recovery), join (others take the places of those "
-             "that end) or all: delay and death",
+     .help =
+         "none, delay (ranks stall), death (ranks end), late (others go on without a rank that stalls), "
+         "recover (ranks stall or end between two messages of a recovery), stop (one rank stops for good, and others "
+         "do not run for a while), join (others take the places of those that end) or all: delay and death",
      .fallback = "none",
      .call = set_faults},
     {.kind = OPTION_TITLE, .help = "How it is run and reported:"},
@@ -146,6 +147,7 @@ static int set_faults(void *target, const char *text)
                                                  {"death", SIM_FAULT_DEATH},
                                                  {"late", SIM_FAULT_LATE},
                                                  {"recover", SIM_FAULT_RECOVER},
+                                                 {"stop", SIM_FAULT_STOP},
                                                  {"join", SIM_FAULT_DEATH | SIM_FAULT_JOIN},
                                                  {"all", SIM_FAULT_DELAY | SIM_FAULT_DEATH},
                                                  {NULL, 0}};
