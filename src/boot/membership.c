@@ -55,15 +55,54 @@ enum {
 
 /* ---- Consensus ---------------------------------------------------------------------------------------------- */
 
+/* To all that are connected and have not been told. Without memory the others find out by the end of connections.
+ * `arrived`: not to those that have not come, whose round has yet to begin. */
+static void tell_failure(struct membership *m, epx_status status, const char *text, int arrived)
+{
+    struct failure failure = {.status = status};
+
+    snprintf(failure.text, sizeof(failure.text), "%s", text);
+    for (int r = 0; r < m->nranks; r++)
+        if (m->peers[r].conn >= 0 && !m->peers[r].told && is_in_touch(m, r) && (!arrived || m->peers[r].has_view))
+            m->peers[r].told = queue_frame(m, &m->peers[r], FRAME_FAIL, m->number, &failure, sizeof(failure)) == EPX_OK;
+}
+
+static int all_sent(const struct membership *m)
+{
+    for (int r = 0; r < m->nranks; r++)
+        if (!is_sent(&m->peers[r]))
+            return 0;
+    return 1;
+}
+
+/* Sends what is queued, for so long at the most. */
+static void send_rest(struct membership *m, int most_ms)
+{
+    const uint64_t until = host_now_ns() + (uint64_t)most_ms * 1000000u;
+
+    while (!all_sent(m) && host_now_ns() < until) {
+        for (int r = 0; r < m->nranks; r++)
+            flush_tx(m, &m->peers[r]);
+        if (!all_sent(m))
+            m->ops->wait(m->port, BACKOFF_MIN_NS);
+    }
+}
+
+static int was_left_out(const struct membership *m)
+{
+    return memchr(m->without, 1, (size_t)m->nranks) != NULL;
+}
+
 /* Others go on without this rank, none of them is left in this round, and those that are left are not more than they
  * were. Ranks that were left out do not make a set of their own: the one that goes on may have done its work and ended.
- * More of them: it was the others that were left out. */
+ * More of them: it was the others that were left out. A rank may have been in the set of those that went on when this
+ * one was told, and have been left out of it later: its view says so. The coordinator has the views of all. */
 static int stays_out(const struct membership *m)
 {
     int told = 0, left = 0;
 
     for (int r = 0; r < m->nranks; r++) {
-        if (m->without[r] && !m->excluded[r])
+        if (m->without[r] && !m->excluded[r] && !m->peers[r].was_left_out)
             return 0;
         told += m->without[r];
         left += !m->excluded[r];
@@ -71,14 +110,27 @@ static int stays_out(const struct membership *m)
     return left <= told && m->purpose != MEMBERSHIP_RESTORES;
 }
 
-static epx_status fail_left_out(struct membership *m)
+static void find_left_out_by(struct membership *m)
 {
     for (int r = 0; r < m->nranks && m->left_out_by < 0; r++)
         m->left_out_by = m->without[r] ? r : -1;
-    return fail(EPX_ERR_PEER,
-                "rank %d was left out: none of the ranks that went on without it, rank %d among them, takes part: call "
-                "epx_mask_clean on all ranks to restore it",
-                m->rank, m->left_out_by);
+}
+
+/* The coordinator tells the others, which would wait for it until their deadlines. */
+static epx_status fail_left_out(struct membership *m)
+{
+    char text[256];
+
+    find_left_out_by(m);
+    snprintf(text, sizeof(text),
+             "rank %d was left out: none of the ranks that went on without it, rank %d among them, takes part: call "
+             "epx_mask_clean on all ranks to restore it",
+             m->rank, m->left_out_by);
+    if (m->coordinator == m->rank) {
+        tell_failure(m, EPX_ERR_PEER, text, 1);
+        send_rest(m, NEWS_MIN_MS);
+    }
+    return fail(EPX_ERR_PEER, "%s", text);
 }
 
 /* Adds what the other ranks exclude. A process that joins has no purpose of its own: as the coordinator it compares
@@ -267,23 +319,12 @@ static epx_status send_view(struct membership *m)
     memcpy(m->view, m->excluded, n);
     for (size_t r = 0; r < n; r++)
         m->view[n + r] = (uint8_t)m->peers[r].arrived;
+    m->view[n + (size_t)m->rank] = (uint8_t)was_left_out(m);
     m->view_ns = host_now_ns();
     for (int r = 0; r < m->nranks && status == EPX_OK; r++)
         if (m->peers[r].conn >= 0)
             status = queue_frame(m, &m->peers[r], FRAME_VIEW, m->purpose, m->view, 2 * n);
     return status;
-}
-
-/* To all that are connected and have not been told. Without memory the others find out by the end of connections.
- * `arrived`: not to those that have not come, whose round has yet to begin. */
-static void tell_failure(struct membership *m, epx_status status, const char *text, int arrived)
-{
-    struct failure failure = {.status = status};
-
-    snprintf(failure.text, sizeof(failure.text), "%s", text);
-    for (int r = 0; r < m->nranks; r++)
-        if (m->peers[r].conn >= 0 && !m->peers[r].told && is_in_touch(m, r) && (!arrived || m->peers[r].has_view))
-            m->peers[r].told = queue_frame(m, &m->peers[r], FRAME_FAIL, m->number, &failure, sizeof(failure)) == EPX_OK;
 }
 
 /* What the coordinator has said, if it has. */
@@ -312,27 +353,6 @@ static epx_status linger(struct membership *m, epx_status status)
         m->ops->wait(m->port, BACKOFF_MAX_NS);
     }
     return fail(status, "%s", text);
-}
-
-static int all_sent(const struct membership *m)
-{
-    for (int r = 0; r < m->nranks; r++)
-        if (!is_sent(&m->peers[r]))
-            return 0;
-    return 1;
-}
-
-/* Sends what is queued, for so long at the most. */
-static void send_rest(struct membership *m, int most_ms)
-{
-    const uint64_t until = host_now_ns() + (uint64_t)most_ms * 1000000u;
-
-    while (!all_sent(m) && host_now_ns() < until) {
-        for (int r = 0; r < m->nranks; r++)
-            flush_tx(m, &m->peers[r]);
-        if (!all_sent(m))
-            m->ops->wait(m->port, BACKOFF_MIN_NS);
-    }
 }
 
 /* The deadline has passed before all have agreed. */
@@ -370,6 +390,7 @@ static void begin_round(struct membership *m, int purpose, const uint8_t *exclud
     m->excluded[m->rank] = 0;
     memset(m->view, 0, 2 * n);
     memcpy(m->view, m->excluded, n);
+    m->view[n + (size_t)m->rank] = (uint8_t)was_left_out(m);
     memset(m->reported, 0, n);
     m->view_ns = m->reported_ns = host_now_ns();
     m->coordinator = lowest_left(m);
@@ -380,7 +401,7 @@ static void begin_round(struct membership *m, int purpose, const uint8_t *exclud
     m->failed = EPX_OK;
     m->no_files_ns = 0;
     for (int r = 0; r < m->nranks; r++)
-        m->peers[r].arrived = m->peers[r].viewed = 0;
+        m->peers[r].arrived = m->peers[r].viewed = m->peers[r].was_left_out = 0;
 }
 
 /* One step towards m->agreed. */
@@ -390,6 +411,8 @@ static epx_status try_to_agree(struct membership *m)
 
     if (status == EPX_OK && !m->agreed)
         status = told_failure(m);
+    if (status != EPX_OK && m->fail_from >= 0)
+        find_left_out_by(m);
     if (status == EPX_OK && !m->agreed)
         status = merge_views(m);
     if (!m->agreed)
