@@ -252,7 +252,7 @@ static void combine_gives_the_references_sums(void **state)
     assert_int_equal(fixture_run(3, &config, combine_round, &(int){0}), 0);
     assert_int_equal(fixture_run(3, &config, combine_round, &(int){8}), 0);
     /* One expert each: the outer stride says nothing. */
-    assert_int_equal(fixture_run(FIXTURE_EXPERTS, &config, combine_round, &(int){8}), 0);
+    assert_int_equal(fixture_run(FIXTURE_EXPERTS, &config, combine_round, &(int){400}), 0);
 }
 
 /* The agents that have rows of one expert fail; those of their block that have none must not wait for them for good. */
