@@ -15,12 +15,17 @@ KFN int aligned16(const void *p)
     return ((uintptr_t)p & 15) == 0;
 }
 
-/* Any alignment: in elements of 4, 2 or 1 bytes. */
+/* Any alignment: in elements of 4, 2 or 1 bytes. All lanes go round equally often. */
 template <typename T> KFN void copy_elements(void *to, const void *from, size_t bytes)
 {
+    const size_t n = bytes / sizeof(T);
+
     ROLLED
-    for (size_t i = (size_t)lane_id(); i < bytes / sizeof(T); i += WARP)
-        ((volatile T *)to)[i] = ((const volatile T *)from)[i];
+    for (size_t at = 0; at < n; at += WARP) {
+        const size_t i = at + (size_t)lane_id();
+        if (i < n)
+            ((volatile T *)to)[i] = ((const volatile T *)from)[i];
+    }
 }
 
 KFN_STEP void copy_odd(void *to, const void *from, size_t bytes)
@@ -33,6 +38,7 @@ KFN_STEP void copy_odd(void *to, const void *from, size_t bytes)
         copy_elements<uint16_t>(to, from, bytes);
     else
         copy_elements<uint8_t>(to, from, bytes);
+    __syncwarp(); /* lanes that returned early shuffled alone in ag_copy_many(), and got no address */
 }
 
 KFN void ag_zero(struct agent *ag, void *to, size_t bytes)
