@@ -88,32 +88,26 @@ static void send_rest(struct membership *m, int most_ms)
     }
 }
 
-static int was_left_out(const struct membership *m)
-{
-    return memchr(m->without, 1, (size_t)m->nranks) != NULL;
-}
-
-/* Others go on without this rank, none of them is left in this round, and those that are left are not more than they
- * were. Ranks that were left out do not make a set of their own: the one that goes on may have done its work and ended.
- * More of them: it was the others that were left out. A rank may have been in the set of those that went on when this
- * one was told, and have been left out of it later: its view says so. The coordinator has the views of all. */
+/* Others go on without this rank. Who takes part here counts on it, and has not gone on without it: only ranks that it
+ * was told of and that are missing here may have, and they may have done their work and ended. Ranks that were left out
+ * make no set of their own beside those, unless they are more: then it was the others that were left out. A rank that
+ * is here does not speak for those that it was to go on with: they may have left it out, too, and it may not know. */
 static int stays_out(const struct membership *m)
 {
-    int told = 0, left = 0;
+    int missing = 0, left = 0;
 
     for (int r = 0; r < m->nranks; r++) {
-        if (m->without[r] && !m->excluded[r] && !m->peers[r].was_left_out)
-            return 0;
-        told += m->without[r];
+        missing += m->without[r] && m->excluded[r];
         left += !m->excluded[r];
     }
-    return left <= told && m->purpose != MEMBERSHIP_RESTORES;
+    return left <= missing && m->purpose != MEMBERSHIP_RESTORES;
 }
 
 static void find_left_out_by(struct membership *m)
 {
-    for (int r = 0; r < m->nranks && m->left_out_by < 0; r++)
-        m->left_out_by = m->without[r] ? r : -1;
+    for (int r = 0; r < m->nranks; r++)
+        if (m->without[r] && (m->left_out_by < 0 || (m->excluded[r] && !m->excluded[m->left_out_by])))
+            m->left_out_by = r;
 }
 
 /* The coordinator tells the others, which would wait for it until their deadlines. */
@@ -123,7 +117,7 @@ static epx_status fail_left_out(struct membership *m)
 
     find_left_out_by(m);
     snprintf(text, sizeof(text),
-             "rank %d was left out: none of the ranks that went on without it, rank %d among them, takes part: call "
+             "rank %d was left out, and ranks that went on without it do not take part, rank %d among them: call "
              "epx_mask_clean on all ranks to restore it",
              m->rank, m->left_out_by);
     if (m->coordinator == m->rank) {
@@ -319,7 +313,6 @@ static epx_status send_view(struct membership *m)
     memcpy(m->view, m->excluded, n);
     for (size_t r = 0; r < n; r++)
         m->view[n + r] = (uint8_t)m->peers[r].arrived;
-    m->view[n + (size_t)m->rank] = (uint8_t)was_left_out(m);
     m->view_ns = host_now_ns();
     for (int r = 0; r < m->nranks && status == EPX_OK; r++)
         if (m->peers[r].conn >= 0)
@@ -390,7 +383,6 @@ static void begin_round(struct membership *m, int purpose, const uint8_t *exclud
     m->excluded[m->rank] = 0;
     memset(m->view, 0, 2 * n);
     memcpy(m->view, m->excluded, n);
-    m->view[n + (size_t)m->rank] = (uint8_t)was_left_out(m);
     memset(m->reported, 0, n);
     m->view_ns = m->reported_ns = host_now_ns();
     m->coordinator = lowest_left(m);
@@ -401,7 +393,7 @@ static void begin_round(struct membership *m, int purpose, const uint8_t *exclud
     m->failed = EPX_OK;
     m->no_files_ns = 0;
     for (int r = 0; r < m->nranks; r++)
-        m->peers[r].arrived = m->peers[r].viewed = m->peers[r].was_left_out = 0;
+        m->peers[r].arrived = m->peers[r].viewed = 0;
 }
 
 /* One step towards m->agreed. */

@@ -280,7 +280,6 @@ static void take_view(struct membership *m, struct peer *peer)
     peer->has_view = peer->arrived = peer->fresh = 1;
     peer->purpose = rx->frame.number;
     memcpy(peer->excluded, rx->payload, (size_t)m->nranks);
-    peer->was_left_out = rx->payload[m->nranks + rx->frame.rank] != 0;
     if (rx->frame.rank == m->coordinator) {
         memcpy(m->reported, rx->payload + m->nranks, (size_t)m->nranks);
         m->reported_ns = host_now_ns();

@@ -10,7 +10,7 @@
 enum { MAX_PENDING = 64 };
 
 enum frame_kind {
-    FRAME_VIEW = 1,   /* excluded[nranks], arrived[nranks]; the sender's own place in arrived: it was left out before */
+    FRAME_VIEW = 1,   /* excluded[nranks], arrived[nranks] */
     FRAME_DATA = 2,   /* to the coordinator: a rank's part; from it: the result */
     FRAME_COMMIT = 3, /* excluded[nranks]: agreed */
     FRAME_FAIL = 4,   /* struct failure: the round is over */
@@ -56,7 +56,6 @@ struct peer {
     int arrived; /* it sent a view in this round, though it may have closed the connection since */
     int has_view, purpose;
     int fresh;         /* its view is not merged yet */
-    int was_left_out;  /* its view says so: others go on without it */
     uint8_t *excluded; /* [nranks]: from its view */
     struct {
         int number;

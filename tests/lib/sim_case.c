@@ -440,7 +440,7 @@ static struct {
     uint8_t in_order[PROP_MAX_RANKS]; /* it has ended its group, which had not failed */
     /* RECOVER. */
     uint8_t recovers[PROP_MAX_RANKS], is_through[PROP_MAX_RANKS], has_ended[PROP_MAX_RANKS];
-    uint8_t told_out[PROP_MAX_RANKS];                /* it was told that others go on without it */
+    uint8_t told_by[PROP_MAX_RANKS][PROP_MAX_RANKS]; /* who was told by whom that others go on without it */
     uint8_t without[PROP_MAX_RANKS][PROP_MAX_RANKS]; /* who has recovered without whom */
     uint8_t recovered[PROP_MAX_RANKS];
     int32_t mask[PROP_MAX_RANKS][PROP_MAX_RANKS]; /* of those that are through */
@@ -480,14 +480,25 @@ static void wrong_recovery(const char *format, int a, int b)
         snprintf(r->wrong_culprit, sizeof(r->wrong_culprit), format, a, b);
 }
 
-/* Rank a was told that it is left out, and recovers although rank b has recovered without it, in no smaller set. */
+/* Rank b has recovered with a rank that had told rank a that it goes on without it. */
+static int is_of_those_that_told(int a, int b)
+{
+    for (int t = 0; t < now.c->prop.nranks; t++)
+        if (now.told_by[a][t] && now.recovered[t] && memcmp(now.without[t], now.without[b], PROP_MAX_RANKS) == 0)
+            return 1;
+    return 0;
+}
+
+/* Rank a was told that it is left out, and recovers although those that told it have recovered without it, rank b among
+ * them, in no smaller set. Others that rank a has not heard of may have lost it as it has lost them (a network that is
+ * cut, docs/design.md): each part goes on. */
 static void check_two_sets(int a, int b)
 {
     int more = 0;
 
     for (int r = 0; r < now.c->prop.nranks; r++)
         more += now.without[b][r] - now.without[a][r];
-    if (now.told_out[a] && now.without[b][a] && more <= 0)
+    if (is_of_those_that_told(a, b) && now.without[b][a] && more <= 0)
         wrong_recovery("rank %d was told that it is left out, and recovers beside rank %d", a, b);
 }
 
@@ -501,6 +512,8 @@ static void check_second_set(const epx_group *group)
         return;
     memcpy(now.without[me], group->map.out, (size_t)group->nranks);
     now.recovered[me] = 1;
+    for (int r = 0; r < group->nranks; r++)
+        now.told_by[me][r] &= group->map.out[r]; /* one that takes it along has not gone on without it */
     for (int r = 0; r < group->nranks; r++)
         if (now.recovered[r] && !sim_has_died(r)) {
             check_two_sets(me, r);
@@ -563,9 +576,12 @@ static void recovers(int rank)
 /* Nobody waits out a deadline, for nobody is late: whoever is missing has ended, or comes. */
 static void not_recovered(int rank, epx_status status)
 {
+    int by;
+
     now.excused |= status == EPX_ERR_UNSUPPORTED;
-    if (status == EPX_ERR_PEER && strstr(epx_last_error(), "continues without"))
-        now.told_out[rank] = 1;
+    if (status == EPX_ERR_PEER && strstr(epx_last_error(), "continues without") &&
+        sscanf(epx_last_error(), "rank %d", &by) == 1)
+        now.told_by[rank][by] = 1;
     if ((status == EPX_ERR_TIMEOUT || status == EPX_ERR_MISMATCH) && !sim_has_died(rank) && only_deaths(now.c))
         wrong_recovery("nobody is late, and a recovery of rank %d ends with status %d", rank, (int)status);
 }
