@@ -4,6 +4,7 @@
 #define EPX_KERNEL_LATE_WRITES_H
 
 #include "kernel/abort.h"
+#include "kernel/waiting_for.h"
 
 /*
  * Rows that are written into memory of other ranks of the node, where ranks may be masked (docs/design.md, "Masks"):
@@ -46,14 +47,23 @@ KFN_STEP void writes_end(struct agent *ag, const struct group_dev *g)
         ag_ring(ag, &control_of(g, node_rank(g, i))->bell);
 }
 
-/* `peer`, of the node, has its abort word: does it still write into memory of others, a whole deadline later? */
+/* `peer`, of the node, has its abort word: does it still write into memory of others, a whole deadline later? This wait
+ * says for whom, as others do: ranks of other nodes would mask this one, which says nothing, in the place of `peer`. */
 KFN_STEP enum wait_result still_writes(struct agent *ag, const struct group_dev *g, int peer)
 {
     struct control *theirs = control_of(g, peer);
 
     ag_add_fenced(ag, &control_of(g, g->rank)->writes_ended, 0); /* pairs with the fence in writes_begin() */
     const uint64_t begun = ag_load_acquire(&theirs->writes_begun);
-    return ag_wait_ge(ag, &theirs->writes_ended, begun, g->timeout_ns);
+    for (uint64_t left = g->timeout_ns;;) {
+        const uint64_t ns = left < wait_slice(g) ? left : wait_slice(g);
+        const enum wait_result why = ag_wait_ge(ag, &theirs->writes_ended, begun, ns);
+
+        left -= ns;
+        if (why != WAIT_TIMEOUT || !left)
+            return why;
+        publish_waits(ag, g, peer);
+    }
 }
 
 #endif
