@@ -44,9 +44,8 @@ epx_status membership_allgather(struct membership *membership, const void *send,
  * on ranks that do not lead the round. fn NULL: no more. */
 void membership_on_silence(struct membership *membership, int ms, void (*fn)(void *arg), void *arg);
 /* The last round failed because a rank continues without this one, which is masked there, or has done so before. From
- * then on a round succeeds here only with one of those that went on without this rank (it did not, or takes this rank
- * back), with more ranks than those were, or if it restores: ranks that are left out make no second set, not even when
- * the others have ended. */
+ * then on a round succeeds here only with more ranks than are missing of those that were to go on without this one, or
+ * if it restores: ranks that are left out make no second set, not even when the others have ended. */
 int membership_left_out(const struct membership *membership);
 /* This rank has recovered: it is not left out any more. */
 void membership_taken_back(struct membership *membership);
