@@ -3,7 +3,7 @@
  * Who keeps a rank from answering? A rank that does not answer may itself be waiting for the rank that is gone.
  * So whoever waits long says for whom, again and again (publish_waits()), and whoever's deadline comes near follows
  * these words from rank to rank (follow()): the culprit is the first rank that does not wait, or does not run. It is
- * named when the deadline is over and it has said nothing for half of one.
+ * named some slices after the deadline, when it has said nothing for half of one.
  *
  *   rank 1                       rank 0                       rank 3
  *   waits for 0: waits = (n, 0)  waits for 3: waits = (n, 3)  gone: its word does not change
@@ -120,7 +120,9 @@ enum {
     LOOKS = 8,         /* in a slice: agents that follow others at the same time overwrite each other's questions */
     FOLLOW_SLICES = 8, /* of a deadline are left when a wait begins to follow */
     SILENT_SLICES = 8, /* a rank that says nothing for so long does not wait: a busy machine makes ranks late */
-    SILENT_MASKED = 3  /* ... where others go on without it, and those behind it have the same deadline */
+    SILENT_MASKED = 3, /* ... where others go on without it, and those behind it have the same deadline */
+    GRACE_SLICES = 2 /* after the deadline: a rank may still wait in the creation of the group, or in a recovery, where
+                        * it says nothing, and be about to report who keeps it */
 };
 
 KFN uint64_t follow_ns(const struct group_dev *g)
@@ -223,14 +225,15 @@ KFN int trail_end(const struct group_dev *g, const struct trail *t)
     return !g->heap[t->at] && !t->taken && t->looks >= SILENT_MASKED * LOOKS ? -1 : t->at;
 }
 
-/* Waits on, and finds who keeps the peer from answering: most often the peer itself. It ends when the deadline is over
- * and the last rank that was come to has been silent long enough; or what is left for that is used up. With `masks`
- * some of it is left for other peers. */
+/* Waits on, and finds who keeps the peer from answering: most often the peer itself. It ends when the deadline and a
+ * little more is over, and the last rank that was come to has been silent long enough; or what is left for that is used
+ * up. With `masks` some of it is left for other peers. */
 KFN_STEP enum wait_result follow(struct agent *ag, const struct group_dev *g, struct awaited own, int masks,
                                  int *culprit)
 {
     const uint64_t half = g->timeout_ns / 2, asks = ag->wait_left < half ? ag->wait_left : half;
     const uint64_t least = masks && asks > half / 2 ? asks - half / 2 : 0;
+    const uint64_t named = half > GRACE_SLICES * wait_slice(g) ? half - GRACE_SLICES * wait_slice(g) : 0;
     const int silent = LOOKS * (masks ? SILENT_MASKED : SILENT_SLICES);
     enum wait_result why;
     struct trail t;
@@ -247,7 +250,7 @@ KFN_STEP enum wait_result follow(struct agent *ag, const struct group_dev *g, st
         if (n % LOOKS == 0)
             publish_waits(ag, g, own.peer);
         trail_look(ag, g, &t);
-        if (ag->wait_left <= half && (t.looks >= silent || ag->wait_left <= least))
+        if ((ag->wait_left <= named && t.looks >= silent) || (ag->wait_left <= half && ag->wait_left <= least))
             break;
     }
     *culprit = trail_end(g, &t);
