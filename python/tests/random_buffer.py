@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import deep_ep
 import torch
-from random_elastic import Routed, as_bias, same, up
+from random_elastic import Routed, as_bias, end_and_compare, same, up
 from reference import cast_fp8, cast_nvfp4, unpack_ue8m0
 from suite import World
 
@@ -37,13 +37,8 @@ class Base:
             list(want.shape), want.float() if want.numel() < 600 else "", "\n".join(self.text[-12:]))
 
     def finish(self) -> None:
-        """Looks at what was kept, before and after the end of the buffer."""
-        self.settle(0)
-        for when in ("later: ", "after destroy: "):
-            for name, got, want in self.held:
-                assert same(got, want), self.report(when + name, got, want)
-            if when == "later: ":
-                self.buffer.destroy()
+        """The end."""
+        end_and_compare(self)
 
     def ended(self, event: Any, hook: Any, asynchronous: bool, hooked: bool = False,
               check: Callable[[], None] = lambda: None) -> None:

@@ -160,6 +160,16 @@ def fold(rows: List[Tuple[int, int, torch.Tensor]], dtype: torch.dtype) -> List[
     return sorted(out, key=lambda row: row[1])
 
 
+def end_and_compare(program: Any) -> None:
+    """Looks at what a program has kept, before and after the end of its buffer."""
+    program.settle(0)
+    for when in ("later: ", "after destroy: "):
+        for name, got, want in program.held:
+            assert same(got, want), program.report(when + name, got, want)
+        if when == "later: ":
+            program.buffer.destroy()
+
+
 class Program:
     """One buffer and its calls."""
 
@@ -459,12 +469,7 @@ class Program:
 
     def finish(self) -> None:
         """The end."""
-        self.settle(0)
-        for when in ("later: ", "after destroy: "):
-            for name, got, want in self.held:
-                assert same(got, want), self.report(when + name, got, want)
-            if when == "later: ":
-                self.buffer.destroy()
+        end_and_compare(self)
 
     def drop(self) -> None:
         """Lets go of a handle, and of some results."""
