@@ -184,6 +184,9 @@ int compare_fill(const char *what, int64_t row, const void *got, size_t n, int f
 {
     const unsigned char *g = got;
 
+    /* Each byte is its neighbour: under sanitizers the loop takes a third of the time of whole tests. */
+    if (n == 0 || (g[0] == (unsigned char)fill && memcmp(g, g + 1, n - 1) == 0))
+        return 0;
     for (size_t i = 0; i < n; i++)
         if (g[i] != (unsigned char)fill)
             return mismatch_set(m, "%s: row %lld byte %zu of %zu: expected the fill 0x%02x, got 0x%02x", what,

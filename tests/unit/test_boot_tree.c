@@ -148,8 +148,8 @@ static int take_nothing(const struct world *world, int rank)
         free(part);
         return (int)gather_small_then_large(world);
     }
-    for (size_t i = 0; part && i < LARGE; i++)
-        part[i] = pattern(rank, i, 1);
+    if (part)
+        pattern_fill(part, LARGE, rank, 1);
     status = open_by_hand(world, &own);
     status = status ? status : gather_by_hand(&own, 0);
     const struct gather gather = {.sequence = 2, .group = 1};

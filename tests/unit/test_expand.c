@@ -267,15 +267,19 @@ static void experts(struct state *s)
         for (int t = 0; t < tokens_of(src); t++) {
             if (!goes(src, t, s->rank))
                 continue;
+            int row[TOPK];
+            for (int k = 0; k < TOPK; k++) {
+                const int e = expert_of(src, t, k);
+                row[k] = e >= 0 && e / LOCAL == s->rank ? row_of(src, t, k, NULL) : -1;
+            }
             for (int c = 0; c < HIDDEN; c++) {
                 float sum = 0.0f;
                 for (int k = 0; k < TOPK; k++) {
-                    const int e = expert_of(src, t, k);
-                    if (e < 0 || e / LOCAL != s->rank)
+                    if (row[k] < 0)
                         continue;
                     sum += bf16_to_float(value_of(src, t, k, c));
                     if (s->expand)
-                        s->rows[row_of(src, t, k, NULL) * HIDDEN + c] = value_of(src, t, k, c);
+                        s->rows[row[k] * HIDDEN + c] = value_of(src, t, k, c);
                 }
                 if (!s->expand)
                     s->rows[line * HIDDEN + c] = float_to_bf16(sum);
@@ -328,15 +332,20 @@ static float add_ranks(const struct state *s, const float *value, const int *key
     return sum;
 }
 
-static uint16_t expected_sum(const struct state *s, int t, int c)
+/* The experts that return something for this token; -1 for none. */
+static void answering(const struct state *s, int t, int *expert)
+{
+    for (int k = 0; k < TOPK; k++)
+        expert[k] = is_dropped(s, s->rank, t, k) ? -1 : expert_of(s->rank, t, k);
+}
+
+static uint16_t expected_sum(const struct state *s, int t, int c, const int *expert)
 {
     float value[TOPK], sum = bf16_to_float(bias_of(s->rank, t, c));
     int key[TOPK];
 
     for (int k = 0; k < TOPK; k++) {
-        key[k] = expert_of(s->rank, t, k);
-        if (is_dropped(s, s->rank, t, k))
-            key[k] = -1;
+        key[k] = expert[k];
         value[k] = bf16_to_float(value_of(s->rank, t, k, c));
     }
     if (!s->expand || s->sum & EPX_SUM_ROUND_RANKS)
@@ -353,15 +362,16 @@ static uint16_t expected_sum(const struct state *s, int t, int c)
 static int check_combined(const struct state *s)
 {
     for (int t = 0; t < tokens_of(s->rank); t++) {
+        int expert[TOPK];
+        answering(s, t, expert);
         for (int k = 0; k < TOPK; k++) {
-            const int none = expert_of(s->rank, t, k) < 0 || is_dropped(s, s->rank, t, k);
-            const float expected = none ? 0.0f : s->weights[t * TOPK + k];
+            const float expected = expert[k] < 0 ? 0.0f : s->weights[t * TOPK + k];
             if (s->back_weights[t * TOPK + k] != expected)
                 return wrong(s, "weight", (int64_t)expected, (int64_t)s->back_weights[t * TOPK + k]);
         }
         for (int c = 0; c < HIDDEN; c++)
-            if (s->out[t * HIDDEN + c] != expected_sum(s, t, c))
-                return wrong(s, "sum", expected_sum(s, t, c), s->out[t * HIDDEN + c]);
+            if (s->out[t * HIDDEN + c] != expected_sum(s, t, c, expert))
+                return wrong(s, "sum", expected_sum(s, t, c, expert), s->out[t * HIDDEN + c]);
     }
     return 0;
 }
