@@ -37,11 +37,11 @@ const char *net_suite_name(int index)
 }
 
 /* Cases that wait for it to pass wait only up to a point. */
-static int network_timeout(const struct suite_case *what)
+static int network_timeout(const struct net_suite *suite, const struct suite_case *what)
 {
-    const int times = suite_time_scale();
+    const int times = suite_time_scale(), is_short = what->timeout_ms && !(suite->finds_deaths && what->loses);
 
-    return slow_ms(what->timeout_ms ? what->timeout_ms * (times < 3 ? times : 3) : SUITE_LIMIT_MS * times);
+    return slow_ms(is_short ? what->timeout_ms * (times < 3 ? times : 3) : SUITE_LIMIT_MS * times);
 }
 
 static void be_rank(struct run *run, int rank)
@@ -51,7 +51,7 @@ static void be_rank(struct run *run, int rank)
                               .world = run->world,
                               .rank = rank,
                               .nranks = run->what->nranks,
-                              .timeout_ms = network_timeout(run->what)};
+                              .timeout_ms = network_timeout(run->suite, run->what)};
     char text[512];
 
     /* Asked here: the test program itself must not open a library before it forks. */

@@ -32,6 +32,8 @@ struct net_suite {
     /* Where heaps come from, in each rank's own process or thread; NULL = ordinary memory. */
     void *(*memory)(size_t bytes);
     void (*memory_free)(void *memory);
+    /* A peer whose process has ended is lost at once, not at the deadline: cases of losses have a long one. */
+    int finds_deaths;
     /* What this network is known not to do; ends at a name of NULL. */
     struct {
         const char *name, *why;

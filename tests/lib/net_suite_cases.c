@@ -215,10 +215,15 @@ const struct suite_case suite_cases[] = {
     {.name = "own_bounds", .nranks = 2, .body = case_own_bounds},
     {.name = "remote_bounds", .nranks = 2, .body = case_remote_bounds, .timeout_ms = 1500},
     {.name = "wrong_version", .nranks = 2, .body = case_wrong_version},
-    {.name = "peer_never_there", .nranks = 2, .body = case_peer_never_there, .timeout_ms = 1500},
+    {.name = "peer_never_there", .nranks = 2, .body = case_peer_never_there, .loses = 1, .timeout_ms = 1500},
     {.name = "sleeper_wakes", .nranks = 2, .body = case_sleeper_wakes},
     {.name = "sleeper_sleeps", .nranks = 2, .body = case_sleeper_sleeps},
-    {.name = "death_is_told", .nranks = 3, .body = case_death_is_told, .needs_kill = 1, .timeout_ms = 3000},
-    {.name = "survivors_go_on", .nranks = 3, .body = case_survivors_go_on, .needs_kill = 1, .timeout_ms = 3000},
+    {.name = "death_is_told", .nranks = 3, .body = case_death_is_told, .needs_kill = 1, .loses = 1, .timeout_ms = 3000},
+    {.name = "survivors_go_on",
+     .nranks = 3,
+     .body = case_survivors_go_on,
+     .needs_kill = 1,
+     .loses = 1,
+     .timeout_ms = 3000},
 };
 const int suite_case_count = (int)(sizeof(suite_cases) / sizeof(suite_cases[0]));

@@ -131,9 +131,10 @@ int case_wrong_version(struct suite_rank *self)
 }
 
 /* Waits until the loss of `peer` is reported. Puts now and then: silence tells nobody anything. */
-static int wait_lost(struct suite_rank *self, int peer, int usual_ms)
+static int wait_lost(struct suite_rank *self, int peer)
 {
-    const int limit_ms = slow_ms(usual_ms + 5000) * suite_time_scale();
+    const int usual_ms = self->suite->finds_deaths ? self->timeout_ms / 2 : slow_ms(2 * self->timeout_ms + 6000);
+    const int limit_ms = usual_ms * (self->suite->finds_deaths ? 1 : suite_time_scale());
     const uint64_t deadline = clock_ns() + (uint64_t)limit_ms * 1000000u;
     uint64_t next = 0;
 
@@ -161,7 +162,7 @@ int case_peer_never_there(struct suite_rank *self)
     }
     SUITE_TRY(suite_barrier(self));
     if (!self->suite->ops->connect(self->net, 1, &self->shared->addresses[1], &self->shared->regions[1])) {
-        SUITE_TRY(wait_lost(self, 1, 2 * self->timeout_ms + 1000));
+        SUITE_TRY(wait_lost(self, 1));
         SUITE_CHECK(self, suite_try_put(self, 1, 0, 0, 64, 0) < 0);
     }
     return suite_barrier(self);
@@ -245,7 +246,7 @@ static int lose_rank_2(struct suite_rank *self)
         else
             self->suite->world_kill(self->world, 2);
     }
-    return wait_lost(self, 2, 2 * self->timeout_ms + 1000);
+    return wait_lost(self, 2);
 }
 
 int case_death_is_told(struct suite_rank *self)

@@ -61,6 +61,7 @@ struct suite_case {
     int (*body)(struct suite_rank *self);
     int needs_kill;
     int timeout_ms; /* of the network; 0 = SUITE_LIMIT_MS */
+    int loses;      /* it ends by the loss of a peer; timeout_ms counts where that is found by the deadline */
 };
 extern const struct suite_case suite_cases[];
 extern const int suite_case_count;

@@ -20,12 +20,13 @@
 #include "util/clock.h"
 #include "tests/lib/unit.h"
 
-static const struct net_suite tcp = {.label = "ofi_tcp", .ops = &net_ofi_ops, .provider = "tcp"};
+static const struct net_suite tcp = {.label = "ofi_tcp", .ops = &net_ofi_ops, .provider = "tcp", .finds_deaths = 1};
 /* The layer that older versions of libfabric put above tcp; verbs is used through it too. */
 static const struct net_suite rxm = {
     .label = "ofi_rxm",
     .ops = &net_ofi_ops,
     .provider = "tcp;ofi_rxm",
+    .finds_deaths = 1,
     .gaps = {
         {"death_is_told", "ofi_rxm of libfabric 1.17 reads a null pointer when a peer dies in the middle of a write"},
         {"survivors_go_on", "ofi_rxm of libfabric 1.17 reads a null pointer when a peer dies in the middle of a write"},

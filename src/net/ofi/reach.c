@@ -44,6 +44,15 @@ static int ask(struct ofi_net *n, struct ofi_peer *p)
     return 0;
 }
 
+/* The provider listens at a TCP port: "tcp" with and without a layer, "net" (choose.c). verbs has a port space of its
+ * own. */
+static int listens_by_tcp(const struct ofi_net *n)
+{
+    const char *provider = n->info->fabric_attr->prov_name;
+
+    return !strncmp(provider, "tcp", 3) || !strncmp(provider, "net", 3);
+}
+
 int ofi_reach(struct ofi_net *n, int peer, uint64_t now)
 {
     struct ofi_peer *p = &n->peers[peer];
@@ -51,7 +60,7 @@ int ofi_reach(struct ofi_net *n, int peer, uint64_t now)
     socklen_t length = sizeof(int);
     int error = 0;
 
-    if (strncmp(n->info->fabric_attr->prov_name, "tcp", 3)) /* verbs listens in a port space of its own */
+    if (!listens_by_tcp(n))
         return 0;
     if (p->reach_fd) {
         if (poll(&fd, 1, 0) != 1) {
