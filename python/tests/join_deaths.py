@@ -11,6 +11,9 @@ are compared, also while a place is empty. With NET they are two nodes. A rank k
     in combine    rank 2 again, by now the process that joined; the first that comes for its place dies while it waits
     two           rank 1 in dispatch, and rank 3 when it hears of that, before it recovers; both places are taken
 
+Nobody dies before all ranks have ended the steps that must succeed: an operation ends on each rank by itself, and what
+the network of a rank has not delivered when it dies is lost, though others may still wait for it.
+
 Ends with 0 if all went on with right results, each time with all four ranks.
 """
 import ctypes
@@ -21,13 +24,13 @@ import socket
 import sys
 import time
 import traceback
-from typing import Callable, Dict, List, NamedTuple, Optional
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
 
 import epx
 import numpy as np
 
 RANKS, STEPS, TOKENS, HIDDEN, TOPK, EXPERTS = 4, 3, 8, 32, 2, 8
-JOIN_S, LIMIT_S = 60, 100
+JOIN_S = 60
 LOW, HIGH = sys.argv[1] == "low", sys.argv[1] == "high"
 NET = sys.argv[2] if len(sys.argv) > 2 else ""
 
@@ -52,11 +55,24 @@ def slow() -> float:
     return min(max((time.monotonic() - start) / 0.02 / 2, 1.0), 10.0)
 
 
+TIMEOUT_MS = int(1500 * slow())
+LIMIT_S = 70 + TIMEOUT_MS // 100  # a story lasts a deadline and a half, or two of them
 CONFIG = dict(num_experts=EXPERTS, max_tokens_per_rank=TOKENS, max_hidden_bytes=4 * HIDDEN, max_topk=TOPK,
-              device=epx.Device.CPU, enable_mask=1, timeout_ms=int(1500 * slow()), net=NET,
+              device=epx.Device.CPU, enable_mask=1, timeout_ms=TIMEOUT_MS, net=NET,
               ranks_per_node=RANKS // 2 if NET else 0)
-# Shared with all processes: a byte for each rank, how many stories it has gone on from with an empty place; the ticket.
-TABLE = mmap.mmap(-1, 4096 + RANKS)
+# Shared with all processes: the ticket; two bytes for each rank, how many stories it has gone on from with an empty
+# place, and how many it has begun.
+TICKET, DEGRADED, BEGUN = 4096, 4096, 4096 + RANKS
+TABLE = mmap.mmap(-1, TICKET + 2 * RANKS)
+
+
+def await_all(ranks: Iterable[int], at: int, number: int) -> None:
+    """Until each of `ranks` has done so with that story: DEGRADED, BEGUN."""
+    limit = time.monotonic() + LIMIT_S
+    while any(TABLE[at + r] <= number for r in ranks):
+        if time.monotonic() > limit:
+            raise AssertionError("story %d: %s" % (number, [TABLE[at + r] for r in range(RANKS)]))
+        time.sleep(0.002)
 
 
 # ---- A rank
@@ -119,7 +135,7 @@ class Rank:
     def until_all_there(self, number: int) -> None:
         """Both modes work while a place is empty."""
         while not all(self.members()):
-            TABLE[self.rank] = number + 1
+            TABLE[DEGRADED + self.rank] = number + 1
             for low in (True, False):
                 self.step(low, 100 + number)
             time.sleep(0.02)
@@ -133,6 +149,8 @@ class Rank:
             if point == story.point and self.rank == story.victim:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+        TABLE[BEGUN + self.rank] = number + 1
+        await_all(range(RANKS), BEGUN, number)
         try:
             for step in range(1000):
                 self.step(LOW, step, at)
@@ -149,8 +167,7 @@ class Rank:
             if number > 0:  # members have recovered, and this process may have joined
                 self.until_all_there(number - 1)
             if self.rank == 0:  # an older one is good as long as one of its members is there
-                ticket = self.group.ticket().encode().ljust(4096, b"\0")
-                TABLE[RANKS:] = ticket
+                TABLE[:TICKET] = self.group.ticket().encode().ljust(TICKET, b"\0")
             for step in range(STEPS):
                 for low in (True, False):
                     self.step(low, step)
@@ -162,7 +179,7 @@ def be_rank(rank: int, first: int) -> None:
     """first: the story that follows; 0: the process is one of the first."""
     os.environ.update(RANK=str(rank))
     if first:
-        group = epx.Group.join(TABLE[RANKS:].rstrip(b"\0").decode(), rank, timeout=JOIN_S, **CONFIG)
+        group = epx.Group.join(TABLE[:TICKET].rstrip(b"\0").decode(), rank, timeout=JOIN_S, **CONFIG)
     else:
         group = epx.Group(**CONFIG)
     Rank(group, rank).work(first)
@@ -192,17 +209,11 @@ def await_death(pids: Dict[int, int], rank: int) -> None:
         raise AssertionError("rank %d has ended with status %d before it was to die" % (rank, status))
 
 
-def await_degraded(pids: Dict[int, int], number: int) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while any(TABLE[r] <= number for r in pids) and time.monotonic() < limit:
-        time.sleep(0.005)
-
-
 def replace(pids: Dict[int, int], number: int) -> None:
     story = STORIES[number]
     await_death(pids, story.victim)
     if story.late:
-        await_degraded(pids, number)
+        await_all(pids, DEGRADED, number)
     if story.doomed:
         doomed = start(story.victim, number + 1)
         time.sleep(0.2)

@@ -28,7 +28,7 @@ class Join(unittest.TestCase):
         started = [subprocess.Popen([sys.executable, DEATHS, *job], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                     text=True) for job in jobs]
         for job, process in zip(jobs, started):
-            output = process.communicate(timeout=120)[0]
+            output = process.communicate(timeout=300)[0]  # join_deaths.py has a limit of its own
             self.assertEqual(process.returncode, 0, "%s: %s" % (job, output))
             self.assertIn("4 stories, 4 ranks: ok", output)
 
