@@ -588,7 +588,10 @@ EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *i
 typedef struct epx_combine_inputs {
     uint32_t size;
     uint32_t reserved;
-    const epx_tensor *tokens;       /* shaped as dispatch's output tokens: bf16, fp16 or fp32 */
+    /* Shaped as dispatch's output tokens: bf16, fp16 or fp32. High throughput: N is any number of rows that has all
+     * that carry tokens; padding behind the last of these is not read. Too few are EPX_ERR_OVERFLOW: of this call where
+     * the update has finished, else of the operation, on all ranks. Nothing is read behind the tensor. */
+    const epx_tensor *tokens;
     const epx_tensor *topk_weights; /* LL EXPERT_MAJOR: fp32 [B,K]. HT: as dispatch's output weights, to be returned */
     const epx_tensor *bias[2];      /* [B, H], tokens' dtype */
     const epx_tensor *row_scales;   /* nvfp4: fp32, tokens' shape without H: 2688 / max|row|, 0 for a row of zeros */

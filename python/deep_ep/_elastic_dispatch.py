@@ -131,6 +131,7 @@ class Sizes(NamedTuple):
     tokens: int
     expanded: int
     per_expert: List[int]
+    used: int = 0  # with expansion: where the last row that carries a token ends; 0: not known on the host
 
 
 def _worst(engine: ElasticEngine, request: Request, how: Routed) -> Sizes:
@@ -146,7 +147,8 @@ def _worst(engine: ElasticEngine, request: Request, how: Routed) -> Sizes:
 def _exact(plan: DispatchPlan, address: int, how: Routed, timeout_s: int) -> Sizes:
     rows, tokens, counts = plan.received(address, timeout_s)
     padded = [-(-n // how.alignment) * how.alignment for n in counts]
-    return Sizes(rows, tokens, sum(padded), padded)
+    ends = [sum(padded[:i]) + n for i, n in enumerate(counts) if n]
+    return Sizes(rows, tokens, sum(padded), padded, ends[-1] if ends else 0)
 
 
 def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, domains: Domains, num_sms: int,
@@ -166,6 +168,7 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
         plan.update(address, idx, counts, how.stats, (how.rows or 0) if how.drop else 0, launch.address)
         sizes = _exact(plan, address, how, timeout_s) if how.cpu_sync else _worst(engine, request, how)
         routing.rows, routing.lines, routing.num_sms = sizes.rows, sizes.tokens, request.num_sms
+        routing.used = sizes.used
         result = plan.run(address, request.x, request.scales, request.weights,
                           (sizes.rows, sizes.tokens, how.max_tokens), request.num_sms, launch.address)
         kept_idx = how.topk_idx.clone() if how.copy else how.topk_idx
@@ -257,6 +260,19 @@ def sum_order(multiple: bool, expand: bool, domains: Domains) -> int:
     return bits
 
 
+def _expanded(routing: ElasticRouting, x: torch.Tensor, weights: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Rows and weights of an expanded combine, as many of both. There may be more or fewer rows than dispatch returned,
+    but not fewer than are used. Where the host does not know how many these are, EPX's kernel does."""
+    checks.optional("topk_weights", weights, (torch.float32,), (None,), x.device)
+    if weights is not None and weights.shape[0] not in (x.shape[0], routing.rows):
+        raise wrong("topk_weights", "%d weights, as x has rows, or %d, as dispatch returned" % (
+            x.shape[0], routing.rows), weights.shape[0])
+    rows = x.shape[0] if weights is None else min(x.shape[0], weights.shape[0])
+    if rows < routing.used:
+        raise wrong("x", "at least the %d rows that are used" % routing.used, rows)
+    return x[:rows], None if weights is None else weights[:rows]
+
+
 def combine(begin: Any, x: Any, handle: Any, topk_weights: Any, bias: Any, multiple: bool, domains: Domains,
             num_sms: int) -> Tuple[Any, ...]:
     """Sends rows back and sums them. `num_sms`: 0 for those of the handle's dispatch. Returns (combined_x,
@@ -266,15 +282,13 @@ def combine(begin: Any, x: Any, handle: Any, topk_weights: Any, bias: Any, multi
     pool = usable(routing, x)
     if handle.do_expand and topk_weights is not None and not multiple:
         raise refused("combine: topk_weights of an expanded handle: expected allow_multiple_reduction=True")
-    if x.shape[0] < routing.rows or (not handle.do_expand and x.shape[0] != routing.rows):
-        raise wrong("x", "%s%d rows" % ("at least " if handle.do_expand else "", routing.rows), x.shape[0])
     topk = routing.handle.topk
-    shape = (x.shape[0],) if handle.do_expand else (x.shape[0], topk)
-    if handle.do_expand and isinstance(topk_weights, torch.Tensor) and topk_weights.shape[0] == routing.rows:
-        shape = (routing.rows,)
-    checks.optional("topk_weights", topk_weights, (torch.float32,), shape, x.device)
-    if shape[0] != x.shape[0]:
-        x = x[:shape[0]]  # both have as many rows
+    if handle.do_expand:
+        x, topk_weights = _expanded(routing, x, topk_weights)
+    else:
+        if x.shape[0] != routing.rows:
+            raise wrong("x", "%d rows" % routing.rows, x.shape[0])
+        checks.optional("topk_weights", topk_weights, (torch.float32,), (routing.rows, topk), x.device)
     added = bias_list(bias, (routing.tokens, x.shape[1]), x)
     launch = begin(pool.group)
     with launch.context():

@@ -83,12 +83,13 @@ class ElasticPool(Pool):
 
 
 class ElasticRouting(Routing):
-    """The routing of a dispatch: `tokens` sent, `rows` of the result, `lines` of its source map."""
+    """The routing of a dispatch: `tokens` sent, `rows` of the result, `lines` of its source map. `used`: with
+    expansion, the rows that combine reads, as far as the host knows them."""
 
     def __init__(self, pool: ElasticPool, handle: epx.Handle, tokens: int) -> None:
         super().__init__(pool, handle, pool.capturing())
         self.tokens = tokens
-        self.rows = self.lines = 0
+        self.rows = self.lines = self.used = 0
         self.num_sms = 0  # that the caller gave to the dispatch
 
 

@@ -5,6 +5,7 @@ import contextlib
 from typing import Any, Dict, Iterator, Tuple
 
 import deep_ep
+import epx
 import torch
 import torch.distributed as dist
 from elastic_reference import Expanded, combined, flat_results, parts, up
@@ -294,6 +295,62 @@ def test_combine_order_one_level(world: World) -> None:
             for seed, expand in ((1, False), (2, False), (3, True), (4, True)):
                 work = make_work(world, seed, topk=6, local=4)
                 check_combine(world, buffer, work, expand, seed != 4, seed % 3)
+
+
+def test_rows_that_are_used(world: World) -> None:
+    """[E] 5: an expanded combine takes the rows up to the last that carries a token, also where no rank waited for
+    their number. Fewer are refused, and nothing is read behind them."""
+    with elastic(world) as buffer:
+        work = make_work(world, 2)
+        zones = Expanded(work, world.rank, 16)
+        used = max((i + 1 for i, at in enumerate(zones.source) if at is not None), default=0)
+        want = combined(work, world.rank, world.nranks, True, True, False, [])
+        for sync in (False, True):
+            recv, _idx, weights, handle, _event = send(world, buffer, work, do_expand=True, do_cpu_sync=sync,
+                                                       expert_alignment=16)
+            rows = world.to(zones.results(work, recv.shape[0]))
+            for x, back in ((rows[:used].clone(), weights), (rows[:used].clone(), weights[:used]), (rows, None)):
+                out, out_weights, _event = buffer.combine(x, handle, topk_weights=back)
+                assert same_bits(out, want)
+                assert back is None or torch.equal(out_weights.cpu(), torch.where(
+                    work.idx[world.rank] >= 0, work.weights[world.rank], 0.0))
+            if world.device.type == "cuda":
+                torch.cuda.synchronize()  # the counts have arrived
+            try:
+                buffer.combine(rows[:used - 1].clone(), handle)
+            except (epx.ArgumentError, epx.OverflowingError) as error:
+                assert str(used) in str(error) and str(used - 1) in str(error), error
+            else:
+                raise AssertionError("expected an error about %d rows" % used)
+            _refused(lambda: buffer.combine(rows, handle, topk_weights=weights[:used - 1]), "topk_weights")
+        check_combine(world, buffer, work, True, False, 1)
+
+
+def test_rows_that_the_kernel_misses(world: World) -> None:
+    """[E] 5: too few rows of a rank that cannot know it yet: the operation fails there, and all ranks recover."""
+    with elastic(world) as buffer:
+        work = make_work(world, 2)
+        used = max(i + 1 for i, at in enumerate(Expanded(work, world.rank, 1).source) if at is not None)
+        rows = world.to(torch.zeros(used - (world.rank == 0), HIDDEN).bfloat16())
+        send(world, buffer, work)
+        failed = ""
+        if world.rank != 0:  # the others dispatch when rank 0 has called both
+            world.meet()
+        handle = send(world, buffer, work, do_expand=True, do_cpu_sync=False, async_with_compute_stream=True)[3]
+        _out, _none, done = buffer.combine(rows, handle, async_with_compute_stream=True)
+        if world.rank == 0:
+            world.meet()
+        try:
+            done.current_stream_wait()
+            if world.device.type == "cuda":
+                torch.cuda.synchronize()
+                send(world, buffer, work)
+        except epx.EpxError as error:
+            failed = str(error)
+        assert world.rank != 0 or ("OVERFLOW" in failed and str(used) in failed), failed
+        world.meet()
+        buffer.recover()
+        check_combine(world, buffer, work, True, False, 1)
 
 
 def test_unusual_routings(world: World) -> None:

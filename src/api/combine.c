@@ -25,14 +25,14 @@ static epx_status check_tokens(struct epx_handle *handle, const epx_combine_inpu
         want.shape[0] = major ? set->local_experts : set->nranks;
         needed = major ? (int64_t)set->nranks * set->max_tokens : set->max_tokens;
     } else if (handle_is_counted(handle)) {
-        needed = handle->info->rows;
+        needed = handle->info->used_rows;
     }
     status = check_tensor(in->tokens, &want, &args->tokens);
     if (status == EPX_OK)
         status = need_row_bytes(handle, call, want.name, &args->tokens, NULL);
     if (status == EPX_OK)
         status = need_rows(call, want.name, args->tokens.shape[want.ndim - 2], needed,
-                           low ? "as dispatch's output" : "as this routing received");
+                           low ? "as dispatch's output" : "as this routing uses");
     return status;
 }
 

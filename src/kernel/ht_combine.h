@@ -31,7 +31,7 @@ KFN_STEP void hc_stage(struct agent *ag, const struct ht_combine_params *p)
 {
     const struct group_dev *g = p->g;
     char *heap = heap_at(g, g->rank, 0);
-    const int64_t rows = p->h->state->recv_rows < p->desc.rows ? p->h->state->recv_rows : p->desc.rows;
+    const int64_t rows = p->h->state->used_rows < p->desc.rows ? p->h->state->used_rows : p->desc.rows;
     const int K = p->layout == LAYOUT_FLAT ? p->h->state->topk : 1;
 
     if (p->h->state->windowed)
@@ -172,8 +172,8 @@ KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64
 {
     const struct group_dev *g = p->g;
 
-    if (p->h->state->recv_rows > p->desc.rows)
-        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->recv_rows, p->desc.rows, 0, 0);
+    if (p->h->state->used_rows > p->desc.rows)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->used_rows, p->desc.rows, 0, 0);
     if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL) ||

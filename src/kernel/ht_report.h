@@ -11,8 +11,9 @@ KFN int64_t hn_kept(const struct ht_notify_params *p, int64_t rows)
     return p->drop & DROP_ZONES && rows > p->drop_rows ? p->drop_rows : rows;
 }
 
-/* Padded and plain counts per local expert, by the lanes of one agent. Returns all rows, padding included. */
-KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+/* Padded and plain counts per local expert, by the lanes of one agent. Returns all rows, padding included; *used: where
+ * the last row that carries a token ends. */
+KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch, int64_t *used)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
@@ -20,6 +21,7 @@ KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_para
     const int place = place_in_node(g, g->rank);
     int64_t all = 0, ends = 0;
 
+    *used = 0;
     AG_ROUNDS(ag, int, l, L)
     {
         const int e = g->rank * L + l;
@@ -28,6 +30,8 @@ KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_para
         const int64_t offset = all + ag_scan(ag, padded), before = ends + ag_scan(ag, zone);
         all += ag_sum(ag, padded);
         ends += ag_sum(ag, zone);
+        const int64_t last = ag_sum(ag, n && offset + padded == all ? offset + n : 0); /* at most one lane has it */
+        *used = last ? last : *used;
         if (l >= L)
             continue;
         h->info->expert_counts[l] = n;
@@ -226,7 +230,8 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
-    const int64_t padded = hn_report_experts(ag, p, epoch), tokens = hn_report_sources(ag, p, epoch);
+    int64_t used;
+    const int64_t padded = hn_report_experts(ag, p, epoch, &used), tokens = hn_report_sources(ag, p, epoch);
     int many_rank;
     const int64_t too_many = hn_too_many(ag, p, epoch, &many_rank);
     const int unexpected = hn_unexpected(ag, p, epoch) || too_many;
@@ -250,7 +255,9 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
         h->state->peer_rows = total - mine;
         h->state->recv_rows = p->layout == LAYOUT_FLAT ? total : hn_kept(p, padded);
         h->state->tokens = h->info->tokens = tokens;
+        h->state->used_rows = p->layout == LAYOUT_FLAT ? total : hn_kept(p, used);
         h->info->rows = h->state->recv_rows;
+        h->info->used_rows = h->state->used_rows;
         h->state->most_rounds = hn_most_rounds(p, epoch);
         h->info->windowed = h->state->windowed = windowed;
         h->info->most_tokens = h->state->most_tokens = hn_most_tokens(p, epoch);

@@ -184,6 +184,7 @@ struct group_dev {
 struct recv_info {
     uint64_t epoch;           /* number of the last update that has completed */
     int64_t rows;             /* padding included */
+    int64_t used_rows;        /* as in struct handle_state */
     int64_t tokens;           /* tokens that have an expert here */
     int64_t rounds;           /* between nodes: that this rank has a part in */
     int64_t windowed;         /* as in struct handle_state */
@@ -202,6 +203,7 @@ struct handle_state {
     int32_t topk;
     int64_t recv_rows;   /* high throughput; padding included */
     int64_t filled_rows; /* likewise, those that carry tokens */
+    int64_t used_rows;   /* where the last of these ends: combine reads nothing behind it */
     int64_t peer_rows;   /* of these, those that another rank of the node writes here */
     int64_t tokens;      /* tokens that have an expert here */
     uint64_t key;   /* high throughput: of the handle whose routing this is (handle_key); 0 = none, or half of one */

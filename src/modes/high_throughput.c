@@ -118,17 +118,17 @@ static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, u
 
 /* Rows of tensors in ordinary memory pass through the receive buffer. Where the update has finished, and their number
  * is known, the host says it; otherwise the kernel does. */
-static epx_status recv_buf_check(const struct epx_handle *handle, int buffered, const char *call)
+static epx_status recv_buf_check(const struct epx_handle *handle, int buffered, int64_t rows, const char *call)
 {
     const struct ht_layout *ht = &handle->group->plan.ht;
     const int64_t room = ht->rows;
 
-    if (!buffered || ht->window || handle->info->rows <= room)
+    if (!buffered || ht->window || rows <= room)
         return EPX_OK;
     return fail(EPX_ERR_OVERFLOW,
                 "%s: %" PRId64 " rows are needed (this routing), and tensors in ordinary memory have max_recv_tokens = "
                 "%" PRId64 ": raise it, or use memory from epx_alloc",
-                call, handle->info->rows, room);
+                call, rows, room);
 }
 
 /* Tokens that the caller receives in the buffer of tokens itself (epx_handle_recv_tensor). */
@@ -362,7 +362,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     const int counted = handle_is_counted(handle) && !args->if_expected;
     status = counted ? handle_check_tokens(handle, "epx_dispatch") : EPX_OK;
     if (status == EPX_OK && counted)
-        status = recv_buf_check(handle, p.buffered, "epx_dispatch");
+        status = recv_buf_check(handle, p.buffered, handle->info->rows, "epx_dispatch");
     if (status == EPX_OK)
         status = launch_sms(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p), args->max_sms);
     if (status == EPX_OK)
@@ -521,7 +521,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     const int counted = handle_is_counted(handle);
     status = counted ? handle_check_tokens(handle, "epx_combine") : EPX_OK;
     if (status == EPX_OK && counted)
-        status = recv_buf_check(handle, p.tokens || p.weights, "epx_combine");
+        status = recv_buf_check(handle, p.tokens || p.weights, handle->info->used_rows, "epx_combine");
     if (status == EPX_OK && p.nodes && p.sum & SUM_TOPK_ORDER && !(p.sum & SUM_ROUND_NODES))
         status = combine_in_rounds(handle, &p, args->max_sms, stream);
     else if (status == EPX_OK)
