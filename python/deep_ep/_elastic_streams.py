@@ -8,7 +8,7 @@ import epx
 import torch
 
 from ._checks import wrong
-from ._streams import CudaLaunch, HostLaunch, StreamEvent
+from ._streams import CudaLaunch, HostLaunch, StreamEvent, overlap_of
 from .utils import EventHandle, EventOverlap
 
 Launch = Union[HostLaunch, CudaLaunch]
@@ -26,12 +26,9 @@ def comm_stream(device: Optional[torch.device] = None) -> "torch.cuda.Stream":
 
 
 def event_of(name: str, event: Any) -> Optional[EventOverlap]:
-    """An EventHandle, an EventOverlap or None, as an EventOverlap or None. One without an event is none."""
-    if event is None or isinstance(event, EventOverlap):
-        return event if event is None or event.event is not None else None
-    if not isinstance(event, EventHandle):
-        raise wrong(name, "an EventHandle, an EventOverlap or None", type(event).__name__)
-    return EventOverlap(event)
+    """As overlap_of(). An EventOverlap without an event is none."""
+    overlap = overlap_of(name, event)
+    return overlap if overlap is not None and overlap.event is not None else None
 
 
 class ElasticCudaLaunch(CudaLaunch):

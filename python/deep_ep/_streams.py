@@ -16,6 +16,7 @@ import epx
 import torch
 from epx.errors import make_error
 
+from ._checks import wrong
 from .utils import EventHandle, EventOverlap
 
 
@@ -52,6 +53,15 @@ def _is_masked(group: epx.Group, error: Any) -> bool:
 def current_address(device: torch.device) -> int:
     """The current CUDA stream of a device, for the C library. An object of torch's for it would take 5 us."""
     return torch._C._cuda_getCurrentRawStream(device.index) or DEFAULT_STREAM
+
+
+def overlap_of(name: str, event: Any) -> Optional[EventOverlap]:
+    """An argument for an event, which callers give as an EventOverlap or as the EventHandle in it."""
+    if event is None or isinstance(event, EventOverlap):
+        return event
+    if not isinstance(event, EventHandle):
+        raise wrong(name, "an EventOverlap, an EventHandle or None", type(event).__name__)
+    return EventOverlap(event)
 
 
 class HostEvent(EventHandle):

@@ -17,12 +17,13 @@ from ._eager import eager_class
 from ._engine import Engine, Pool
 from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
-from ._streams import CudaLaunch, HostLaunch, current_address, settle
+from ._streams import CudaLaunch, HostLaunch, current_address, overlap_of, settle
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
 _Tokens = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 _Handle = Tuple[Any, ...]
+_Event = Union[None, EventOverlap, EventHandle]
 
 
 _living: "weakref.WeakSet[Buffer]" = weakref.WeakSet()
@@ -216,11 +217,10 @@ class Buffer:
             raise refused("the buffer was destroyed")
         return self._engine
 
-    def _launcher(self, device: torch.device, previous_event: Optional[EventOverlap], async_finish: bool,
+    def _launcher(self, device: torch.device, given: _Event, async_finish: bool,
                   allocate_on_comm_stream: bool) -> Callable[[Any], Any]:
         self._open()
-        if previous_event is not None and not isinstance(previous_event, EventOverlap):
-            raise wrong("previous_event", "an EventOverlap or None", type(previous_event).__name__)
+        previous_event = overlap_of("previous_event", given)
         if allocate_on_comm_stream and (previous_event is None or not async_finish):
             raise wrong("allocate_on_comm_stream", "previous_event and async_finish with it",
                         "previous_event=%r, async_finish=%r" % (previous_event, async_finish))
@@ -237,7 +237,7 @@ class Buffer:
         unused.arguments(self.rank, "deep_ep.Config", **config.unused())
 
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int,
-                            previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
+                            previous_event: _Event = None, async_finish: bool = False,
                             allocate_on_comm_stream: bool = False) -> Tuple[
                                 torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
         """The counts for dispatch: (num_tokens_per_rank i32[R], num_tokens_per_rdma_rank i32[nodes] or None inside a
@@ -253,8 +253,9 @@ class Buffer:
         device = checks.device_of("topk_idx", topk_idx)
         launcher = self._launcher(device, previous_event, async_finish, allocate_on_comm_stream)
         if device.type == "cpu":
-            if previous_event is not None and previous_event.event is not None:
-                previous_event.event.current_stream_wait()
+            before = overlap_of("previous_event", previous_event)
+            if before is not None and before.event is not None:
+                before.event.current_stream_wait()
             check_experts(topk_idx, num_experts)
             event = EventOverlap(EventHandle()) if async_finish else EventOverlap()
             return (*dispatch_layout(topk_idx, num_experts, self.group_size, self._engine.node_of), event)
@@ -285,7 +286,7 @@ class Buffer:
                  is_token_in_rank: Optional[torch.Tensor] = None, num_tokens_per_expert: Optional[torch.Tensor] = None,
                  topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
                  expert_alignment: int = 1, num_worst_tokens: int = 0, config: Optional[Config] = None,
-                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
+                 previous_event: _Event = None, async_finish: bool = False,
                  allocate_on_comm_stream: bool = False, num_recv_tokens_per_expert_as_cuda: bool = False) -> Tuple[
                      _Tokens, Optional[torch.Tensor], Optional[torch.Tensor], Union[None, List[int], torch.Tensor],
                      Optional[_Handle], EventOverlap]:
@@ -313,7 +314,7 @@ class Buffer:
             self._engine, launcher, request, channels, num_recv_tokens_per_expert_as_cuda)
 
     def combine(self, x: torch.Tensor, handle: _Handle, topk_weights: Optional[torch.Tensor] = None, bias: Any = None,
-                config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None,
+                config: Optional[Config] = None, previous_event: _Event = None,
                 async_finish: bool = False, allocate_on_comm_stream: bool = False) -> Tuple[
                     torch.Tensor, Optional[torch.Tensor], EventOverlap]:
         """Sends rows back to their source and sums them without weights. Returns (combined_x, combined_topk_weights or

@@ -36,9 +36,12 @@ def exchange(world: World, buffer: deep_ep.Buffer, work: Work, kind: str = "bf16
     sent = {"bf16": lambda x: x, "fp8": cast_fp8, "fp8t": cast_fp8}[kind]
     _rank, _token, rows, ref_idx, ref_weights = work.flat(me)
     options: Dict[str, Any] = {"async_finish": asynchronous}
+    before: List[Any] = [deep_ep.Buffer.capture, deep_ep.utils.EventHandle]
 
     def event() -> Dict[str, Any]:
-        return dict(options, previous_event=deep_ep.Buffer.capture()) if previous else options
+        """Alternately an EventOverlap and an EventHandle."""
+        before.reverse()
+        return dict(options, previous_event=before[0]()) if previous else options
 
     x = sent(work.x[me])
     x = tuple(map(world.to, x)) if isinstance(x, tuple) else world.to(x)
