@@ -24,6 +24,7 @@ from epx._library import load
 from ._checks import refused
 from ._memory import CudaHeap, Heap
 from ._settings import LOW_LATENCY_TOPK, Settings, hinted_sizes
+from ._streams import settle
 
 
 _SPARE_HANDLES = 3
@@ -120,6 +121,17 @@ class Pool:
         """The current stream, for the C library."""
         # 0 is torch's default stream, but NULL is the group's own stream in EPX. 1 is CUDA's default stream.
         return None if self.on_cpu else torch._C._cuda_getCurrentRawStream(self._index) or 1
+
+    def active(self) -> torch.Tensor:
+        """int32 [R] on the device of the pool: 1 for each active rank, 0 for each masked rank."""
+        out = torch.empty(self.group.info.nranks, dtype=torch.int32, device=self.device)
+        self.group.mask_query(out, stream=None if self.on_cpu else torch.cuda.current_stream(self.device))
+        if self.on_cpu:
+            try:
+                settle(self.group)
+            except epx.EpxError:
+                pass  # of an earlier operation: the next one raises it. The mask is there all the same, as on a GPU.
+        return out
 
     def fits(self, topk: int, hidden_bytes: int) -> bool:
         """True if the group is large enough."""
@@ -265,11 +277,25 @@ class Engine:
         pool = self._low.get(key)
         if pool is None or not pool.fits(topk, hidden_bytes):
             old = (pool.topk, pool.hidden_bytes) if pool else (LOW_LATENCY_TOPK, 0)
+            self._check_all_active(pool, "num_max_dispatch_tokens_per_rank = %d, num_experts = %d, %d bytes per row, "
+                                   "top-k %d" % (max_tokens, num_experts, hidden_bytes, topk))
             self._forget_plans()  # they may refer to the pool that is replaced
             self._replaced(self._low.pop(key, None))  # first: the new one may need its memory
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
         return pool
+
+    def _check_all_active(self, has: Optional[Pool], needs: str) -> None:
+        """Raises if a rank is masked: it would not come to create a group, and the others would wait for it."""
+        for pool in self._low.values() if self.settings.enable_shrink else ():
+            masked = (pool.active() == 0).nonzero().flatten().tolist()
+            if masked:
+                limits = "" if has is None else " (there is one for %d bytes per row, top-k %d)" % (
+                    has.hidden_bytes, has.topk)
+                raise refused(
+                    "low latency: %s: this needs a new group%s, which all ranks create together, and rank %s is "
+                    "masked: call low_latency_clean_mask_buffer() on all ranks first, or make a new buffer of the "
+                    "ranks that are left" % (needs, limits, ", ".join(map(str, masked))))
 
     def _make_low(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int, topk: int) -> Pool:
         group = self._group(device, **self.settings.low_latency_config(

@@ -17,7 +17,7 @@ from ._eager import eager_class
 from ._engine import Engine, Pool
 from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
-from ._streams import CudaLaunch, HostLaunch, current_address, overlap_of, settle
+from ._streams import CudaLaunch, HostLaunch, current_address, overlap_of
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
@@ -442,7 +442,7 @@ class Buffer:
                           "by all ranks, got none")
         if mask:
             self._to_mask.add(rank_to_mask)
-        elif any(not _active(pool)[rank_to_mask] for pool in pools):
+        elif any(not pool.active()[rank_to_mask] for pool in pools):
             raise refused("low_latency_update_mask_buffer: rank %d is masked and has missed operations: expected "
                           "low_latency_clean_mask_buffer(), called by all ranks, to bring it back" % rank_to_mask)
         else:
@@ -450,7 +450,7 @@ class Buffer:
 
     def _mask_now(self) -> None:
         for pool in self._mask_pools():
-            active = _active(pool).tolist()
+            active = pool.active().tolist()
             pool.group.mask_update([0 if r in self._to_mask else a for r, a in enumerate(active)],
                                    stream=_stream(pool.device))
         self._to_mask.clear()
@@ -462,7 +462,7 @@ class Buffer:
         checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,))
         mask_status.zero_()
         for pool in pools:
-            mask_status |= (1 - _active(pool)).to(mask_status.device)
+            mask_status |= (1 - pool.active()).to(mask_status.device)
         for rank in self._to_mask:
             mask_status[rank] = 1
 
@@ -473,18 +473,6 @@ class Buffer:
         self._to_mask.clear()
         for pool in self._mask_pools():
             pool.group.mask_clean(stream=_stream(pool.device))
-
-
-def _active(pool: Pool) -> torch.Tensor:
-    """int32 [R] on the device of the pool: 1 for each active rank, 0 for each masked rank."""
-    out = torch.empty(pool.group.info.nranks, dtype=torch.int32, device=pool.device)
-    pool.group.mask_query(out, stream=_stream(pool.device))
-    if pool.device.type == "cpu":
-        try:
-            settle(pool.group)
-        except epx.EpxError:
-            pass  # of an earlier operation: the next one raises it. The mask is there all the same, as on a GPU.
-    return out
 
 
 def _stream(device: torch.device) -> Any:

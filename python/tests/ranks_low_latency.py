@@ -512,9 +512,12 @@ def test_masks(world: World) -> None:
                 raise AssertionError("a masked rank came back without the others")
             except epx.UsageError as error:
                 assert "low_latency_clean_mask_buffer" in str(error)
+            larger_than_the_group(world, buffer, late)
+            go_on_without(world, buffer, work, late)
         world.meet()
         buffer.low_latency_clean_mask_buffer()
         check_one(world, buffer, work, 8)
+        check_one(world, buffer, Work(world.nranks, 6, 128, 2 * world.nranks, min(12, 2 * world.nranks), seed=71), 8)
         world.meet()
         if world.rank == 0:
             clean_alone(buffer)
@@ -522,6 +525,18 @@ def test_masks(world: World) -> None:
         buffer.low_latency_clean_mask_buffer()
         check_one(world, buffer, work, 8)
         buffer.destroy()
+
+
+def larger_than_the_group(world: World, buffer: deep_ep.Buffer, masked: int) -> None:
+    """What would need a new group, for which a masked rank would be needed, is refused at once."""
+    begin, experts = time.monotonic(), 2 * world.nranks
+    for tokens, hidden, topk in ((8, 128, 12), (8, 256, 2), (9, 128, 2))[experts < 12:]:
+        try:
+            dispatch(world, buffer, Work(world.nranks, 6, hidden, experts, topk, seed=72), tokens)
+            raise AssertionError("a group was created without a masked rank")
+        except epx.UsageError as error:
+            assert "rank %d is masked" % masked in str(error) and "top-k %d" % topk in str(error), error
+    assert time.monotonic() - begin < 5
 
 
 def clean_alone(buffer: deep_ep.Buffer) -> None:
