@@ -121,8 +121,7 @@ void group_abort_left_out(struct epx_group *group, int rank)
 
 static int writes(struct epx_group *group, int rank)
 {
-    return read_word(group, group->bases[rank], offsetof(struct control, writes_ended)) !=
-           read_word(group, group->bases[rank], offsetof(struct control, writes_begun));
+    return read_word(group, group->bases[rank], offsetof(struct control, not_writing)) != 0;
 }
 
 epx_status group_await_writers(struct epx_group *group, const uint8_t *out)

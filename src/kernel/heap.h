@@ -46,12 +46,12 @@ struct control {
     struct doorbell bell;
     uint64_t
         abort_word; /* 0, or who failed and how: set by ranks of the node, or by the own proxy for those elsewhere */
-    uint64_t abort_told; /* the abort word that this rank's kernels have passed on to other nodes */
-    uint64_t gave_up;    /* simulation only (sim/rules.c): 1 = this rank's memory may be reused, whoever reads it */
-    uint64_t waits;      /* WAITS_WORD: whom this rank's kernels wait for; stored again and again as long as they do */
-    uint64_t writes_begun; /* with masks: how often agents began to write rows into memory of others of the node ... */
-    uint64_t writes_ended; /* ... and have ended to (writes_begin() in kernel/late_writes.h) */
-    uint8_t pad1[16];
+    uint64_t abort_told;  /* the abort word that this rank's kernels have passed on to other nodes */
+    uint64_t gave_up;     /* simulation only (sim/rules.c): 1 = this rank's memory may be reused, whoever reads it */
+    uint64_t waits;       /* WAITS_WORD: whom this rank's kernels wait for; stored again and again as long as they do */
+    uint64_t not_writing; /* with masks: 0, less 1 for each agent that writes rows into memory of others of the node, or
+                           * is about to see that it may not (writes_begin() in kernel/late_writes.h) */
+    uint8_t pad1[24];
 };
 EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 

@@ -6,16 +6,27 @@
 #include "kernel/abort.h"
 #include "kernel/waiting_for.h"
 
+/* Ranks of the node may wait until this one does not write. */
+KFN void ring_writes_ended(struct agent *ag, const struct group_dev *g)
+{
+    AG_EACH(ag, int, i, g->node_size)
+    if (node_rank(g, i) != g->rank)
+        ag_ring(ag, &control_of(g, node_rank(g, i))->bell);
+}
+
 /*
  * Rows that are written into memory of other ranks of the node, where ranks may be masked (docs/design.md, "Masks"):
  *
  *   this rank                                       whoever goes on without it
- *   writes_begun += 1; full fence                   sets this rank's abort word; full fence
- *   abort word 0? rows                              writes_ended >= writes_begun? it goes on
- *   writes_ended += 1
+ *   not_writing -= 1; full fence                    sets this rank's abort word; full fence
+ *   abort word 0? rows                              not_writing 0? it goes on
+ *   not_writing += 1
  *
  * One of the two sees what the other did first. So a rank that the others go on without, and that wakes up later,
  * writes nothing any more. Nothing between begin and end waits for anybody. Non-zero: the group has failed.
+ *
+ * One word: it is 0 only while no agent writes. Two counts, of begins and of ends, would not say that: an agent that
+ * begins after the look at the first, and ends at once, stands for one that still writes.
  */
 KFN_STEP int writes_begin(struct agent *ag, const struct group_dev *g, int phase)
 {
@@ -23,11 +34,13 @@ KFN_STEP int writes_begin(struct agent *ag, const struct group_dev *g, int phase
 
     if (!has_masks(g))
         return 0;
-    ag_add_fenced(ag, &own->writes_begun, 1); /* pairs with the fences in still_writes() and group_await_writers() */
+    /* Pairs with the fences in still_writes() and group_await_writers(). */
+    ag_add_fenced(ag, &own->not_writing, (uint64_t)-1);
     const uint64_t word = INJECT_BUG(BUG_LATE_WRITES, 0, ag_look(&own->abort_word));
     if (!word)
         return 0;
-    ag_add_fenced(ag, &own->writes_ended, 1);
+    ag_add_fenced(ag, &own->not_writing, 1);
+    ring_writes_ended(ag, g);
     report_abort(ag, g, phase, 0, 0, word);
     return 1;
 }
@@ -38,13 +51,9 @@ KFN_STEP void writes_end(struct agent *ag, const struct group_dev *g)
 
     if (!has_masks(g))
         return;
-    ag_add_fenced(ag, &own->writes_ended, 1); /* release: pairs with the acquire of the wait in still_writes() */
-    if (!ag_look(&own->abort_word))
-        return;
-    /* Somebody may wait for the end of it. */
-    AG_EACH(ag, int, i, g->node_size)
-    if (node_rank(g, i) != g->rank)
-        ag_ring(ag, &control_of(g, node_rank(g, i))->bell);
+    ag_add_fenced(ag, &own->not_writing, 1); /* release: pairs with the acquire of the wait in still_writes() */
+    if (ag_look(&own->abort_word))
+        ring_writes_ended(ag, g);
 }
 
 /* `peer`, of the node, has its abort word: does it still write into memory of others, a whole deadline later? This wait
@@ -53,11 +62,10 @@ KFN_STEP enum wait_result still_writes(struct agent *ag, const struct group_dev 
 {
     struct control *theirs = control_of(g, peer);
 
-    ag_add_fenced(ag, &control_of(g, g->rank)->writes_ended, 0); /* pairs with the fence in writes_begin() */
-    const uint64_t begun = ag_load_acquire(&theirs->writes_begun);
+    ag_add_fenced(ag, &control_of(g, g->rank)->not_writing, 0); /* pairs with the fence in writes_begin() */
     for (uint64_t left = g->timeout_ns;;) {
         const uint64_t ns = left < wait_slice(g) ? left : wait_slice(g);
-        const enum wait_result why = ag_wait_ge(ag, &theirs->writes_ended, begun, ns);
+        const enum wait_result why = ag_wait_ge(ag, &theirs->not_writing, 0, ns);
 
         left -= ns;
         if (why != WAIT_TIMEOUT || !left)
