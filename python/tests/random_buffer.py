@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs for Buffer, high throughput and low latency: see random_elastic.py."""
 
+import contextlib
 import random
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -18,10 +19,12 @@ class Base:
         self.world, self.me, self.ranks, self.per_node = world, world.rank, ranks, per_node
         self.rng = random.Random(seed)
         self.rng_local = random.Random(self.rng.random() + self.me)
+        self.rng_more = random.Random(-seed)  # of what was added later: programs of known seeds stay as they were
         self.held: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
         self.text: List[str] = []
         self.later: List[Tuple[Any, Callable[[], None]]] = []
         self.waits_later = False
+        self.most_later = 2  # calls that are waited for later
         self.buffer: deep_ep.Buffer
 
     def hold(self, what: str, got: torch.Tensor, want: torch.Tensor) -> None:
@@ -45,7 +48,7 @@ class Base:
         """Waits for a call and checks it, now or later."""
         assert (event.event is not None) == asynchronous and (hook is not None) == hooked, self.text[-1]
         self.later.append((event.current_stream_wait if asynchronous else hook, check))
-        self.settle(self.rng.randint(0, 2) if self.waits_later else 0)
+        self.settle(self.rng.randint(0, self.most_later) if self.waits_later else 0)
 
     def settle(self, most: int) -> None:
         """Waits for calls and checks them, until so many are left: all ranks in the same order."""
@@ -64,6 +67,9 @@ class High(Base):
         super().__init__(world, seed, ranks, per_node)
         self.most = self.rng.choice((1, 6, 19, 40))
         self.buffer = deep_ep.Buffer(group, 1 << 26, 1 << 26 if per_node < ranks else 0, explicitly_destroy=True)
+        # Handles of one buffer serve another.
+        self.buffers = [self.buffer] if self.rng_more.random() < 0.7 else [
+            self.buffer, deep_ep.Buffer(group, 1 << 24, 0, explicitly_destroy=True)]
         self.kept: List[Any] = []
         self.event: Any = None
 
@@ -72,7 +78,9 @@ class High(Base):
         rng = self.rng
         options: Dict[str, Any] = dict(async_finish=rng.random() < 0.4)
         if rng.random() < 0.4:
-            options["previous_event"] = rng.choice((self.buffer.capture(), deep_ep.EventOverlap(), self.event))
+            options["previous_event"] = rng.choice((
+                self.buffer.capture(), deep_ep.EventHandle(), deep_ep.EventOverlap(), self.event,
+                self.event and self.event.event))
             if options["previous_event"] is not None and options["async_finish"]:
                 options["allocate_on_comm_stream"] = rng.random() < 0.5
         if rng.random() < 0.3:
@@ -185,7 +193,7 @@ class High(Base):
         pairs, given = self.tokens(routed.counts, hidden, hidden % 16 == 0 and self.rng.random() < 0.4, False)
         options = self.streams()
         self.text.append("cached %s" % options)
-        recv, *none, event = self.buffer.dispatch(given, handle=handle, **options)
+        recv, *none, event = self.rng_more.choice(self.buffers).dispatch(given, handle=handle, **options)
         assert none == [None] * 4
         self.ended(event, None, options["async_finish"])
         self.check_rows(pairs, routed.flat(self.me), recv, rows)
@@ -207,7 +215,8 @@ class High(Base):
         if in_place:  # rows in memory that a dispatch has returned, where others read them
             zeros = world.to(torch.zeros(routed.counts[me], hidden, dtype=torch.bfloat16))
             given = self.buffer.dispatch(zeros, handle=handle)[0].copy_(given)
-        call = rng.choice((self.buffer.combine, self.buffer.internode_combine))
+        other = self.rng_more.choice(self.buffers)
+        call = rng.choice((other.combine, other.internode_combine))
         combined, back, event = call(
             given, handle, topk_weights=world.to(mass) if weighted else None,
             bias=as_bias([world.to(bias[me]) for bias in biases]), **options)
@@ -252,15 +261,55 @@ class High(Base):
         self.held = [item for item in self.held if self.rng_local.random() < 0.6]
 
 
+class Overlapped:
+    """A low-latency combine whose rows become ready while it runs, and the signals that say so."""
+
+    def __init__(self, program: "Low", returns: bool) -> None:
+        rng, rows = program.rng_more, program.ranks * program.most
+        self.world, self.local = program.world, program.local
+        self.late = returns and rng.random() < 0.7  # rows are written when the call has returned
+        self.block = rng.choice((0, 1, 3, 64))
+        self.value = rng.randint(1, 3)
+        self.signals = self.world.to(torch.zeros(
+            self.local * (-(-rows // self.block) if self.block else 1), dtype=torch.int32))
+        self.num_sms = rng.choice((None, 1, 2, 8))
+        self.full = torch.empty(0)
+        program.text.append("overlap late=%s block=%d" % (self.late, self.block))
+
+    def begin(self, rows: torch.Tensor) -> Dict[str, Any]:
+        """The arguments of the call."""
+        if self.late:
+            self.full = rows.clone()
+            rows.fill_(float("nan"))  # what is read too early
+        else:
+            self.signals.fill_(self.value)
+        given: Dict[str, Any] = dict(src_signals=self.signals, src_signal_expect_value=self.value)
+        if self.block:
+            given = dict(comp_signal=self.signals, block_m=self.block, threshold=self.value)
+        return dict(given, overlap=True, num_sms=self.num_sms)
+
+    def end(self, rows: torch.Tensor) -> None:
+        """Writes the rows of one expert after the other, if that is still to do."""
+        side = torch.cuda.Stream() if self.late and rows.is_cuda else None
+        with torch.cuda.stream(side) if side is not None else contextlib.nullcontext():
+            for l in range(self.local if self.late else 0):
+                rows[l] = self.full[l]
+                self.signals.view(self.local, -1)[l].fill_(self.value)
+        if side is not None:
+            torch.cuda.current_stream().wait_stream(side)
+
+
 class Low(Base):
     """A low-latency program."""
+
+    shrinks = True  # ranks may be masked
 
     def __init__(self, world: World, seed: int, group: Any, ranks: int, per_node: int) -> None:
         super().__init__(world, seed, ranks, per_node)
         rng = self.rng
         self.most, self.local = rng.choice((1, 4, 16)), rng.choice((1, 2, 5))
         self.hidden = rng.choice((24, 64, 128, 200, 384, 512, 1024))
-        self.shrink = rng.random() < 0.3
+        self.shrink = rng.random() < 0.3 and self.shrinks
         nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(self.most, self.hidden, ranks, ranks * self.local)
         self.buffer = deep_ep.Buffer(group, 0, nbytes if rng.random() < 0.7 else 1 << 20, low_latency_mode=True,
                                      explicitly_destroy=True, enable_shrink=self.shrink)
@@ -365,6 +414,7 @@ class Low(Base):
         self.text.append("ll combine logfmt=%s zero_copy=%s async=%s hook=%s" % (
             logfmt, zero_copy, asynchronous, hooked))
         in_place, given_out, cut = rng.random() < 0.5, rng.random() < 0.4, rng.random() < 0.3
+        overlap = Overlapped(self, asynchronous or hooked) if self.rng_more.random() < 0.3 and not logfmt else None
         if me == self.masked:
             return
         y = torch.full((self.local, self.ranks * self.most, self.hidden), 9.0).bfloat16()
@@ -381,9 +431,13 @@ class Low(Base):
         if cut:
             lines = [[-1 if self.rng_local.random() < 0.3 else e for e in line] for line in lines]
             idx = world.to(torch.tensor(lines, dtype=routed.idx_dtype).view(routed.counts[me], routed.topk))
+        rows = given if zero_copy else y
+        more = {} if overlap is None else overlap.begin(rows)
         combined, event, hook = self.buffer.low_latency_combine(
             y, idx, world.to(weights[me]), handle, use_logfmt=logfmt, zero_copy=zero_copy, async_finish=asynchronous,
-            return_recv_hook=hooked, out=out)
+            return_recv_hook=hooked, out=out, **more)
+        if overlap is not None:
+            overlap.end(rows)
         assert out is None or combined is out
         self.ended(event, hook, asynchronous, hooked, lambda: self.check_sums(
             routed, lines, weights[me], salt, size, logfmt, combined))
@@ -418,7 +472,7 @@ class Low(Base):
             self.dispatch()
             self.begun = True
         if self.waits_later:
-            self.settle(self.rng.randint(0, 2))
+            self.settle(self.rng.randint(0, self.most_later))
         if self.rng.random() < 0.15 and self.me != self.masked:
             self.buffer.clean_low_latency_buffer(self.most, self.hidden, self.ranks * self.local)
         if self.shrink and self.begun and self.rng.random() < 0.3:
@@ -448,3 +502,20 @@ class Low(Base):
         if self.masked >= 0:
             self.mask()
         super().finish()
+
+
+class SecondBatch(Low):
+    """A low-latency program beside another one, in the same buffer."""
+
+    def __init__(self, first: Low, seed: int) -> None:
+        Base.__init__(self, first.world, seed, first.ranks, first.per_node)
+        self.most, self.local, self.hidden = first.most, first.local, first.hidden
+        self.shrink, self.waits_later, self.begun, self.masked = False, True, True, -1
+        self.buffer, self.out = first.buffer, []
+        self.most_later = first.most_later = 1  # four operations of a buffer may be outstanding
+
+    def finish(self) -> None:
+        """The end, before that of the first one."""
+        self.settle(0)
+        for name, got, want in self.held:
+            assert same(got, want), self.report("later: " + name, got, want)

@@ -166,8 +166,8 @@ def end_and_compare(program: Any) -> None:
     for when in ("later: ", "after destroy: "):
         for name, got, want in program.held:
             assert same(got, want), program.report(when + name, got, want)
-        if when == "later: ":
-            program.buffer.destroy()
+        for buffer in getattr(program, "buffers", [program.buffer]) if when == "later: " else ():
+            buffer.destroy()
 
 
 class Program:
@@ -184,6 +184,10 @@ class Program:
             use_fp8_dispatch=rng.random() < 0.3, deterministic=rng.random() < 0.3, allow_hybrid_mode=self.hybrid,
             allow_multiple_reduction=self.multiple, explicitly_destroy=True)
         self.buffer = deep_ep.ElasticBuffer(group, **self.options)
+        # Handles of one buffer serve another. A generator of its own: programs of known seeds stay as they were.
+        self.rng_more = random.Random(-seed)
+        self.buffers = [self.buffer] if self.rng_more.random() < 0.7 else [
+            self.buffer, deep_ep.ElasticBuffer(group, **self.options)]
         self.two = per_node < ranks and self.hybrid
         self.kept: List[Handle] = []
         self.held: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
@@ -353,7 +357,7 @@ class Program:
         options = self.streams()
         self.text.append("cached expand=%s of %s tma=%s w=%s %s" % (
             expand, kept.expand, tma, weights is not None, options))
-        recv, recv_idx, recv_weights, handle, event = self.buffer.dispatch(
+        recv, recv_idx, recv_weights, handle, event = self.rng_more.choice(self.buffers).dispatch(
             tokens.given(world, me), topk_weights=None if weights is None else world.to(weights[me]),
             handle=kept.handle, do_expand=expand, do_zero_padding=expand and rng.random() < 0.5,
             use_tma_aligned_col_major_sf=tma, **options)
@@ -373,17 +377,18 @@ class Program:
         gen = torch.Generator().manual_seed(rng.getrandbits(31))
         biases = [[torch.randn(n, hidden, generator=gen).to(dtype) for n in routed.counts]
                   for _ in range(rng.randint(0, 2))]
-        more = rng.choice((0, 0, 3)) if kept.expand else 0
+        more = rng.choice((0, 0, 3, -1)) if kept.expand else 0
         salt = rng.getrandbits(20)
         options = self.streams()
         self.text.append("combine %s hidden=%d expand=%s sync=%s w=%s bias=%d more=%d %s" % (
             dtype, hidden, kept.expand, kept.sync, weighted, len(biases), more, options))
         x, weights = self.rows_back(kept, me, hidden, dtype, salt, more)
         given = world.to(x)
-        if not more and rng.random() < 0.5:  # rows in memory that a dispatch has returned, where others read them
+        if more <= 0 and rng.random() < 0.5:  # rows in memory that a dispatch has returned, where others read them
             zeros = world.to(torch.zeros(routed.counts[me], hidden, dtype=dtype))
-            given = self.buffer.dispatch(zeros, handle=kept.handle, do_expand=kept.expand)[0].copy_(given)
-        combined, back, event = self.buffer.combine(
+            there = self.buffer.dispatch(zeros, handle=kept.handle, do_expand=kept.expand)[0]
+            given = there[:given.shape[0]].copy_(given)
+        combined, back, event = self.rng_more.choice(self.buffers).combine(
             given, kept.handle, world.to(weights) if weighted else None,
             bias=as_bias([world.to(bias[me]) for bias in biases]), **options)
         assert (back is not None) == weighted
@@ -411,11 +416,14 @@ class Program:
 
     def rows_back(self, kept: Handle, me: int, hidden: int, dtype: torch.dtype, salt: int,
                   more: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """(x, topk_weights) of this rank's combine; noise where nothing is read."""
+        """(x, topk_weights) of this rank's combine; noise where nothing is read. `more`: rows behind those that
+        dispatch returned; -1: without those behind the last that is used."""
         routed = kept.routed
         flat, zones = routed.flat(me), routed.zones(me, kept.align)[0]
         rows = (len(zones) if kept.expand else len(flat)) if kept.sync else (
             kept.handle.num_expanded_tokens if kept.expand else routed.ranks * routed.most)
+        if more < 0:
+            rows, more = max([i + 1 for i, at in enumerate(zones) if at is not None], default=0), 0
         x = torch.full((rows + more, hidden), 9.0).to(dtype)
         weights = torch.full((rows + more,) if kept.expand else (rows, routed.topk), 9.0)
         for i, at in enumerate(zones if kept.expand else []):

@@ -2,11 +2,15 @@
 """Random programs of every buffer, on one node and on several. A failure names its seed: EPX_TEST_SEED runs the
 programs from that one on, EPX_TEST_SCALE times as many."""
 
+import contextlib
 import os
-from typing import Any, Iterable
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Iterable, Iterator, List
 
+import torch
 import torch.distributed as dist
-from random_buffer import High, Low
+from random_buffer import High, Low, SecondBatch
 from random_elastic import Program
 from random_hybrid import Hybrid
 from suite import World, environment
@@ -15,24 +19,54 @@ PROGRAMS = 2  # of each kind: on one node, and on two
 STEPS = 8
 
 
+def drawn(programs: int, usual: int = 1) -> Iterable[int]:
+    """The seeds of a test, from EPX_TEST_SEED or the usual one on."""
+    first = int(os.environ.get("EPX_TEST_SEED", usual))
+    return range(first, first + programs * int(os.environ.get("EPX_TEST_SCALE", "1")))
+
+
+@contextlib.contextmanager
+def nodes_of(world: World, seed: int) -> Iterator[int]:
+    """Ranks per node. A failure in it names the seed."""
+    nodes = 2 if world.nodes and seed % 2 == 0 and world.nranks % 2 == 0 else 1
+    cut = {} if nodes == 1 else {"EPX_RANKS_PER_NODE": str(world.nranks // nodes), "EPX_NET": "ofi:tcp"}
+    with environment(**cut):
+        try:
+            yield world.nranks // nodes
+        except BaseException as failure:
+            raise AssertionError("EPX_TEST_SEED=%d on %d ranks, %d nodes" % (seed, world.nranks, nodes)) from failure
+    world.meet()
+
+
+def make(world: World, seed: int, per_node: int, kinds: Iterable[Any]) -> List[Any]:
+    """A program of each kind."""
+    programs: List[Any] = []
+    for i, kind in enumerate(kinds):
+        programs.append(SecondBatch(programs[0], seed + 100000 * i) if kind is SecondBatch else kind(
+            world, seed + 100000 * i, dist.group.WORLD, world.nranks, per_node))
+    return programs
+
+
 def run(world: World, *kinds: Any, seeds: Iterable[int] = ()) -> None:
-    """Programs of one kind, or of several that take turns."""
-    first = int(os.environ.get("EPX_TEST_SEED", "1"))
-    for seed in seeds or range(first, first + PROGRAMS * int(os.environ.get("EPX_TEST_SCALE", "1"))):
-        nodes = 2 if world.nodes and seed % 2 == 0 and world.nranks % 2 == 0 else 1
-        cut = {} if nodes == 1 else {"EPX_RANKS_PER_NODE": str(world.nranks // nodes), "EPX_NET": "ofi:tcp"}
-        with environment(**cut):
-            try:
-                programs = [kind(world, seed + 100000 * i, dist.group.WORLD, world.nranks, world.nranks // nodes)
-                            for i, kind in enumerate(kinds)]
-                for i in range(STEPS):
-                    programs[i % len(programs)].step()
-                for program in programs:
-                    program.finish()
-            except BaseException as failure:
-                raise AssertionError("EPX_TEST_SEED=%d on %d ranks, %d nodes" % (
-                    seed, world.nranks, nodes)) from failure
-        world.meet()
+    """Programs of one kind, or of several that take turns, each in a thread of its own."""
+    for seed in seeds or drawn(PROGRAMS):
+        with nodes_of(world, seed) as per_node, contextlib.ExitStack() as stack:
+            programs = make(world, seed, per_node, kinds)
+            calls: List[Callable[..., Any]] = [lambda step: step()]
+            if len(programs) > 1:
+                threads = [stack.enter_context(ThreadPoolExecutor(1, initializer=use, initargs=(world,)))
+                           for _ in programs]
+                calls = [lambda step, thread=thread: thread.submit(step).result() for thread in threads]
+            for i in range(STEPS):
+                calls[i % len(calls)](programs[i % len(programs)].step)
+            for call, program in reversed(list(zip(calls, programs))):
+                call(program.finish)
+
+
+def use(world: World) -> None:
+    """A new thread uses the device of the others."""
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
 
 
 def test_elastic_programs(world: World) -> None:
@@ -57,4 +91,41 @@ def test_hybrid_programs(world: World) -> None:
 
 
 def test_programs_that_take_turns(world: World) -> None:
-    run(world, Program, High, Low, Program)
+    run(world, Program, High, Low, Program, seeds=drawn(1, 2))
+
+
+class Steady(Low):
+    """A low-latency program without masks, beside which another one can use its buffer."""
+
+    shrinks = False
+
+
+def test_two_batches(world: World) -> None:
+    """Two threads take turns with one buffer, as frameworks do that overlap two batches."""
+    run(world, Steady, SecondBatch, seeds=drawn(1))
+
+
+def test_programs_at_the_same_time(world: World) -> None:
+    """Two threads, each with a buffer and a process group of its own, and nothing that keeps them in step."""
+    world.only("cpu")  # on a GPU kernels of one process would wait behind each other, on each rank in another order
+    groups = [dist.new_group(), dist.new_group()]
+    for seed in drawn(1):
+        with nodes_of(world, seed) as per_node:
+            failures: List[BaseException] = []
+
+            def work(i: int, kind: Any) -> None:
+                try:
+                    program = kind(world, seed + 100000 * i, groups[i], world.nranks, per_node)
+                    for _ in range(STEPS // 2):
+                        program.step()
+                    program.finish()
+                except BaseException as failure:
+                    failures.append(failure)
+            threads = [threading.Thread(target=work, args=(i, kind)) for i, kind in enumerate(
+                ((High, Low), (Program, Low), (Program, High))[seed % 3])]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            if failures:
+                raise failures[0]
