@@ -113,6 +113,22 @@ KFN_STEP int32_t hn_expert_rows(const struct group_dev *g, uint64_t epoch, int a
     return all;
 }
 
+#if AG_ONE_LANE
+#define HN_CHUNK 256 /* destinations whose counts are added up together */
+
+/* Adds up the counts of ranks [from, to) for n destinations, from number `at` of rcount[] and what follows it on. Rank
+ * by rank, for what a rank says lies together: destination by destination each load would be of another heap, and so
+ * of another page. */
+KFN_STEP void hn_add_counts(const struct group_dev *g, uint64_t epoch, int from, int to, int at, int n, int32_t *rows)
+{
+    for (int s = from; s < to; s++) {
+        const int32_t *count = g->mask[s] ? hn_rcount(g, s, epoch) + at : NULL;
+        for (int i = 0; i < n && count; i++)
+            rows[i] += count[i];
+    }
+}
+#endif
+
 /* All of its rows, by rank: in updates that drop FLAT rows. */
 KFN const int32_t *hn_all_rcount(const struct group_dev *g, int rank, uint64_t epoch)
 {

@@ -40,29 +40,39 @@ KFN int32_t *hn_base_of(const struct ht_notify_params *p, int s)
 }
 
 #if AG_ONE_LANE
-/* Of FLAT rows, and of lines of source maps: those of earlier ranks at each destination of this node. Rank by rank, for
- * what a rank says lies together: from one base that this rank keeps to the next. */
+/* Rows of earlier ranks at n destinations, from number `at` of a rank's counts on, to `to` of each base that this rank
+ * keeps. With `rows` also those of all ranks. */
+KFN_STEP void hn_base_chunk(const struct ht_notify_params *p, uint64_t epoch, int at, int n, int to, int32_t *rows)
+{
+    const struct group_dev *g = p->g;
+    int32_t run[HN_CHUNK] = {0};
+    int from = 0;
+
+    for (int s = 0; s < g->nranks; s++) {
+        int32_t *base = g->mask[s] ? hn_base_of(p, s) : NULL;
+        if (!base)
+            continue;
+        hn_add_counts(g, epoch, from, s, at, n, run);
+        from = s;
+        for (int i = 0; i < n; i++)
+            base[to + i] = run[i];
+    }
+    if (!rows)
+        return;
+    hn_add_counts(g, epoch, from, g->nranks, at, n, run);
+    for (int i = 0; i < n; i++)
+        rows[i] = run[i];
+}
+
+/* Of FLAT rows, and of lines of source maps: those of earlier ranks at each destination of this node. */
 KFN_STEP void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const int P = node_size(g, g->node), first = p->layout == LAYOUT_FLAT ? 0 : ht_line_base(g);
-    const int begin = P * ag_index(ag) / ag_count(ag), end = P * (ag_index(ag) + 1) / ag_count(ag);
-    const int32_t *last = NULL;
-    int from = 0;
+    const int end = P * (ag_index(ag) + 1) / ag_count(ag);
 
-    for (int s = 0; s < g->nranks && begin < end; s++) {
-        int32_t *base = g->mask[s] ? hn_base_of(p, s) : NULL;
-        if (!base)
-            continue;
-        for (int i = begin; i < end; i++)
-            base[first + i] = last ? last[i] : 0;
-        for (; from < s; from++) {
-            const int32_t *count = hn_rcount(g, from, epoch);
-            for (int i = begin; i < end && g->mask[from]; i++)
-                base[first + i] += count[i];
-        }
-        last = base + first;
-    }
+    for (int i = P * ag_index(ag) / ag_count(ag); i < end; i += HN_CHUNK)
+        hn_base_chunk(p, epoch, i, end - i < HN_CHUNK ? end - i : HN_CHUNK, first + i, NULL);
 }
 #else
 /* The same by lanes that have a destination each. */
@@ -84,6 +94,51 @@ KFN_STEP void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, u
 }
 #endif
 
+/* The zone of expert `at` begins at row `start`. */
+KFN void hn_base_move(const struct ht_notify_params *p, int at, int32_t start)
+{
+    const struct group_dev *g = p->g;
+
+    for (int j = -1; j < (g->nnodes > 1 ? g->relay_count : 0); j++) {
+        const int s = j < 0 ? g->rank : g->relay_sources[j];
+        if (g->mask[s])
+            hn_base_of(p, s)[at] += start;
+    }
+}
+
+/* What this rank knows of its own zones. */
+KFN void hn_keep_zone(const struct ht_notify_params *p, int l, int32_t start, int32_t rows)
+{
+    p->h->zone[l] = start;
+    p->h->filled[l] = rows;
+}
+
+#if AG_ONE_LANE
+/* EXPERT_MAJOR: zone start of each expert at its rank, plus rows of earlier ranks. An agent has ranks of the node. */
+KFN_STEP void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int P = node_size(g, g->node), L = g->local_experts, align = p->alignment;
+    const int end = P * (ag_index(ag) + 1) / ag_count(ag) * L;
+    int place = P * ag_index(ag) / ag_count(ag), l = 0;
+    int32_t rows[HN_CHUNK], start = 0;
+
+    for (int at = place * L, n = 0; at < end; at += n) {
+        n = end - at < HN_CHUNK ? end - at : HN_CHUNK;
+        hn_base_chunk(p, epoch, P + at, n, at, rows);
+        for (int i = 0; i < n; i++) {
+            hn_base_move(p, at + i, start);
+            if (node_member(g, g->node, place) == g->rank)
+                hn_keep_zone(p, l, start, rows[i]);
+            start += (rows[i] + align - 1) / align * align;
+            if (++l < L)
+                continue;
+            place++;
+            l = start = 0;
+        }
+    }
+}
+#else
 /* Before the rows of rank s there are `run` of earlier ranks, for expert `at` of this node's. */
 KFN_STEP void hn_base_put(const struct ht_notify_params *p, int s, int at, int32_t run)
 {
@@ -112,18 +167,6 @@ KFN_STEP int32_t hn_base_expert(const struct ht_notify_params *p, uint64_t epoch
     return run;
 }
 
-/* The zone of expert `at` begins at row `start`. */
-KFN void hn_base_move(const struct ht_notify_params *p, int at, int32_t start)
-{
-    const struct group_dev *g = p->g;
-
-    for (int j = -1; j < (g->nnodes > 1 ? g->relay_count : 0); j++) {
-        const int s = j < 0 ? g->rank : g->relay_sources[j];
-        if (g->mask[s])
-            hn_base_of(p, s)[at] += start;
-    }
-}
-
 /* EXPERT_MAJOR: zone start of each expert at its rank, plus rows of earlier ranks. An agent has a rank of the node, and
  * each of its lanes an expert there. */
 KFN_STEP void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
@@ -142,13 +185,12 @@ KFN_STEP void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, 
             if (l >= n)
                 continue;
             hn_base_move(p, i * L + l, start);
-            if (d == g->rank) {
-                p->h->zone[l] = start;
-                p->h->filled[l] = rows;
-            }
+            if (d == g->rank)
+                hn_keep_zone(p, l, start, rows);
         }
     }
 }
+#endif
 
 /* Among the tokens of all ranks that come to the rank of entry i, the number of this one. */
 KFN int64_t hn_token_number(const struct ht_notify_params *p, int64_t i)

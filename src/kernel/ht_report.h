@@ -112,6 +112,56 @@ KFN int hn_most_rounds(const struct ht_notify_params *p, uint64_t epoch)
     return most;
 }
 
+/* The rows that rank d expected, or that a receive buffer holds; -1: any number. */
+KFN int64_t hn_bound(const struct group_dev *g, int d, int expected, uint64_t epoch)
+{
+    if (!g->mask[d])
+        return -1;
+    if (!expected)
+        return g->ht.rows;
+    return hn_desc_of(g, d, epoch)->expected_rows > 0 ? hn_desc_of(g, d, epoch)->expected_rows : -1;
+}
+
+/* Of so many rows of rank d, with `kept` those that it does not drop. */
+KFN int64_t hn_rows_kept(const struct ht_notify_params *p, int d, int kept, uint64_t epoch, int64_t rows)
+{
+    const int64_t most = kept && p->drop & DROP_ZONES ? hn_desc_of(p->g, d, epoch)->drop_rows : rows;
+
+    return rows < most ? rows : most;
+}
+
+#if AG_ONE_LANE
+/* Does a rank of the node get more rows than that? All ranks of the node find the same, for they read the same counts.
+ * Rows that are dropped need no tensor, but lines of source maps pass through the buffer too: one for each token. */
+KFN_STEP int hn_more(struct agent *ag, const struct ht_notify_params *p, int expected, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int flat = p->layout == LAYOUT_FLAT, L = flat ? 1 : g->local_experts, align = flat ? 1 : p->alignment;
+    const int end = g->node_size * L;
+    int place = 0, l = 0, bounds = 0;
+    int64_t sum = 0;
+
+    (void)ag;
+    for (int i = 0; i < g->node_size; i++)
+        bounds += hn_bound(g, node_rank(g, i), expected, epoch) >= 0;
+    for (int at = 0; at < end && bounds; at += HN_CHUNK) {
+        const int n = end - at < HN_CHUNK ? end - at : HN_CHUNK;
+        int32_t rows[HN_CHUNK] = {0};
+        hn_add_counts(g, epoch, 0, g->nranks, flat ? at : g->node_size + at, n, rows);
+        for (int i = 0; i < n; i++) {
+            sum += (rows[i] + align - 1) / align * align;
+            if (++l < L)
+                continue;
+            const int d = node_rank(g, place++);
+            const int64_t bound = hn_bound(g, d, expected, epoch);
+            if (bound >= 0 && (flat ? sum : hn_rows_kept(p, d, expected, epoch, sum)) > bound)
+                return 1;
+            sum = l = 0;
+        }
+    }
+    return 0;
+}
+#else
 /* FLAT rows that rank d of the node receives from all ranks. */
 KFN int64_t hn_flat_rows_at(const struct group_dev *g, int d, uint64_t epoch)
 {
@@ -133,23 +183,10 @@ KFN_STEP int64_t hn_zone_rows_at(struct agent *ag, const struct ht_notify_params
 
     AG_EACH(ag, int, l, left < L ? left : L)
     rows += (hn_expert_rows(g, epoch, first + l) + align - 1) / align * align;
-    rows = ag_sum(ag, rows);
-    const int64_t most = kept && p->drop & DROP_ZONES ? hn_desc_of(g, d, epoch)->drop_rows : rows;
-    return rows < most ? rows : most;
+    return hn_rows_kept(p, d, kept, epoch, ag_sum(ag, rows));
 }
 
-/* The rows that rank d expected, or that a receive buffer holds; -1: any number. */
-KFN int64_t hn_bound(const struct group_dev *g, int d, int expected, uint64_t epoch)
-{
-    if (!g->mask[d])
-        return -1;
-    if (!expected)
-        return g->ht.rows;
-    return hn_desc_of(g, d, epoch)->expected_rows > 0 ? hn_desc_of(g, d, epoch)->expected_rows : -1;
-}
-
-/* Does a rank of the node get more rows than that? All ranks of the node find the same, for they read the same counts.
- * Rows that are dropped need no tensor, but lines of source maps pass through the buffer too: one for each token. */
+/* As above, by all lanes. */
 KFN_STEP int hn_more(struct agent *ag, const struct ht_notify_params *p, int expected, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -166,6 +203,7 @@ KFN_STEP int hn_more(struct agent *ag, const struct ht_notify_params *p, int exp
     }
     return ag_any(ag, more);
 }
+#endif
 
 /* Does any rank get more rows than it expected? Ranks of several nodes do not see all counts: there nothing is as
  * expected. */

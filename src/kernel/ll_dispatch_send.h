@@ -172,6 +172,25 @@ KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
     return !ag_any(ag, closed);
 }
 
+#if AG_ONE_LANE
+/* Rows of earlier ranks at each expert: where this rank's begin there. Rank by rank, for what a rank says lies
+ * together: expert by expert each load would be of another heap, and so of another page. One node. */
+KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int64_t E = g->experts, begin = E * ag_index(ag) / ag_count(ag), end = E * (ag_index(ag) + 1) / ag_count(ag);
+    const uint64_t offset = ll_counts_offset(g, epoch);
+    int32_t *first = p->h->first;
+
+    for (int64_t e = begin; e < end; e++)
+        first[e] = 0;
+    for (int s = 0; s < g->rank && begin < end; s++) {
+        const int32_t *count = is_active(g, s) ? (const int32_t *)heap_at(g, s, offset) : NULL;
+        for (int64_t e = begin; e < end && count; e++)
+            first[e] += count[e];
+    }
+}
+#else
 #define LL_COUNTS 8 /* loads in flight before the first result is used */
 
 /* Rows of earlier ranks at expert e's rank: where this rank's begin there. `offset` is ll_counts_offset(). One node. */
@@ -190,13 +209,14 @@ KFN int32_t ll_first_row(const struct group_dev *g, uint64_t offset, int e)
     return run;
 }
 
-/* The same for all experts. Every block computes them for itself. */
+/* Of all experts. Every block computes them for itself. */
 KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const uint64_t offset = ll_counts_offset(p->g, epoch);
 
     AG_EACH_BLOCK(ag, int, e, p->g->experts) p->h->first[e] = ll_first_row(p->g, offset, e);
 }
+#endif
 
 /* Does (t, k) have a place of its own, EXPERT_MAJOR by expert, RANK_MAJOR by this rank? */
 KFN_STEP int ll_has_target(const struct ll_dispatch_params *p, int64_t i)

@@ -34,20 +34,32 @@ KFN_STEP int check_signature(struct agent *ag, const struct group_dev *g, const 
     return fail_all(ag, g, KSTATUS_MISMATCH, phase, peer, 0, 0);
 }
 
-/* The same for the descriptors of all ranks of the node, which open with a signature: one look by all lanes. */
-KFN_STEP int check_node(struct agent *ag, const struct group_dev *g, const struct signature *mine, uint64_t descs,
-                        size_t bytes, int phase)
+/* Does the signature of a rank of the node differ? With one lane rank by rank, else each lane looks at words. */
+KFN int node_differs(struct agent *ag, const struct group_dev *g, const struct signature *mine, uint64_t descs,
+                     size_t bytes)
 {
-    const int words = (int)(sizeof(*mine) / 4);
+    const int words = AG_ONE_LANE ? 1 : (int)(sizeof(*mine) / 4);
     int odd = 0;
 
     AG_EACH(ag, int, i, g->node_size *words)
     {
         const int r = node_rank(g, i / words);
-        if (is_active(g, r))
-            odd |= ((const int32_t *)node_desc_at(g, r, descs, bytes))[i % words] != ((const int32_t *)mine)[i % words];
+        if (!is_active(g, r))
+            continue;
+        const int32_t *theirs = (const int32_t *)node_desc_at(g, r, descs, bytes);
+        odd |= AG_ONE_LANE ? signature_differs(mine, (const struct signature *)theirs)
+                           : theirs[i % words] != ((const int32_t *)mine)[i % words];
     }
-    for (int i = 0; ag_any(ag, odd) && i < g->node_size; i++) {
+    return ag_any(ag, odd);
+}
+
+/* The same for the descriptors of all ranks of the node, which open with a signature: one look by all lanes. */
+KFN_STEP int check_node(struct agent *ag, const struct group_dev *g, const struct signature *mine, uint64_t descs,
+                        size_t bytes, int phase)
+{
+    const int odd = node_differs(ag, g, mine, descs, bytes);
+
+    for (int i = 0; odd && i < g->node_size; i++) {
         const int r = node_rank(g, i);
         if (is_active(g, r) &&
             check_signature(ag, g, mine, (const struct signature *)node_desc_at(g, r, descs, bytes), phase, r))

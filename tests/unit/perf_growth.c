@@ -7,8 +7,9 @@
  *
  *     perf_growth [mode [ranks,ranks,... [ranks_per_node [rounds [tokens [hidden]]]]]]
  *
- * mode: ll, ht; 0 ranks per node: one node; plain: the same copies and sums between the same processes without EPX,
- * and past: those with stores past the cache. What grows there is the machine's.
+ * mode: ll, ht, htem (high throughput, rows by expert); 0 ranks per node: one node; plain: the same copies and sums
+ * between the same processes without EPX, and past: those with stores past the cache. What grows there is the
+ * machine's.
  */
 #include <linux/futex.h>
 #include <stdio.h>
@@ -25,7 +26,7 @@
 enum { TOPK = 4, WARMUP = 3 };
 
 struct setting {
-    int ht, ranks, per_node, rounds, tokens, hidden;
+    int ht, by_expert, ranks, per_node, rounds, tokens, hidden;
     int plain, past;
 };
 
@@ -68,7 +69,7 @@ static int make_group(struct job *j)
     snprintf(config.net, sizeof(config.net), "ofi:tcp");
     hc.topk = TOPK;
     hc.mode = s->ht ? EPX_HIGH_THROUGHPUT : EPX_LOW_LATENCY;
-    hc.layout = s->ht ? EPX_FLAT : EPX_EXPERT_MAJOR;
+    hc.layout = s->ht && !s->by_expert ? EPX_FLAT : EPX_EXPERT_MAJOR;
     return epx_group_create(&j->group, NULL, &config) != EPX_OK ||
            epx_handle_create(&j->handle, j->group, &hc) != EPX_OK;
 }
@@ -93,7 +94,8 @@ static int make_tensors(struct job *j, int rank)
     j->counts = epx_tensor_make(memory(j, 4), EPX_INT32, 1, 1, 0, 0, 0);
     j->rows = s->ht ? epx_tensor_make(memory(j, (size_t)(rows * H * 2)), EPX_BF16, 2, rows, H, 0, 0)
                     : epx_tensor_make(memory(j, (size_t)(rows * H * 2)), EPX_BF16, 3, 1, rows, H, 0);
-    j->out_weights = epx_tensor_make(memory(j, (size_t)rows * TOPK * 4), EPX_FP32, 2, rows, TOPK, 0, 0);
+    j->out_weights = s->by_expert ? epx_tensor_make(memory(j, (size_t)rows * 4), EPX_FP32, 1, rows, 0, 0, 0)
+                                  : epx_tensor_make(memory(j, (size_t)rows * TOPK * 4), EPX_FP32, 2, rows, TOPK, 0, 0);
     j->out_idx = epx_tensor_make(memory(j, (size_t)rows * TOPK * 4), EPX_INT32, 2, rows, TOPK, 0, 0);
     return !j->rows.data || !j->out_idx.data;
 }
@@ -111,7 +113,7 @@ static int pair(struct job *j)
     in.topk_weights = ht ? &j->weights : NULL;
     out.tokens = &j->rows;
     out.topk_weights = ht ? &j->out_weights : NULL;
-    out.topk_idx = ht ? &j->out_idx : NULL;
+    out.topk_idx = ht && !j->set->by_expert ? &j->out_idx : NULL;
     info.expert_counts = &j->counts;
     cin.tokens = &j->rows;
     cin.topk_weights = ht ? NULL : &j->weights;
@@ -243,7 +245,7 @@ static double measure(const struct setting *s)
         "%s %4d ranks, %d per node, %d tokens of %d: %8.1f us of processor time, %.1f switches of a rank in a round%s",
         s->past    ? "past"
         : s->plain ? "plain"
-        : s->ht    ? "ht"
+        : s->ht    ? (s->by_expert ? "htem" : "ht")
                    : "ll",
         s->ranks, s->per_node, s->tokens, s->hidden, sum / s->ranks / s->rounds, switches / s->ranks / s->rounds,
         failed ? "  FAILED" : "");
@@ -254,7 +256,8 @@ static double measure(const struct setting *s)
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "ll";
-    struct setting s = {.ht = !strcmp(mode, "ht"),
+    struct setting s = {.ht = !strncmp(mode, "ht", 2),
+                        .by_expert = !strcmp(mode, "htem"),
                         .past = !strcmp(mode, "past"),
                         .plain = !strcmp(mode, "past") || !strcmp(mode, "plain"),
                         .per_node = argc > 3 ? atoi(argv[3]) : 0,
