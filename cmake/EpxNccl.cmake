@@ -21,8 +21,14 @@ function(epx_nccl_library name map)
 endfunction()
 
 file(GLOB epx_nccl_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/compat/nccl_ep/*.c)
-add_library(nccl_ep SHARED ${epx_nccl_sources} $<TARGET_OBJECTS:epx_log_objects>)
+add_library(nccl_ep_objects OBJECT ${epx_nccl_sources}) # tests/fuzz has them too
+epx_target_defaults(nccl_ep_objects)
+target_include_directories(nccl_ep_objects PRIVATE
+    ${epx_nccl_include} ${epx_standin_nccl_include} ${epx_standin_cuda_include})
+set_target_properties(nccl_ep_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
+add_library(nccl_ep SHARED $<TARGET_OBJECTS:nccl_ep_objects> $<TARGET_OBJECTS:epx_log_objects>)
 epx_nccl_library(nccl_ep src/compat/nccl_ep/nccl_ep.map)
+set_target_properties(nccl_ep PROPERTIES LINKER_LANGUAGE C)
 target_link_libraries(nccl_ep PRIVATE epx)
 target_include_directories(nccl_ep INTERFACE
     $<BUILD_INTERFACE:${epx_nccl_include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep>)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The network suite over libfabric, and cases for networks over sockets. ctest: cost=75 labels=leaks */
+/* The network suite over libfabric, and cases for networks over sockets. Ranks are processes of one thread: nothing for
+ * ThreadSanitizer, which sees this network under proxies in the programs of groups. ctest: cost=75 labels=leaks,notsan */
 #include "tests/unit/net_suite_cmocka.h"
 
 #include <arpa/inet.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The network suite over the simulated network, in worlds of several kinds. ctest: cost=15 */
+/* The network suite over the simulated network, in worlds of several kinds. Ranks are coroutines of one thread: nothing
+ * for ThreadSanitizer. ctest: cost=15 labels=notsan */
 #include "tests/unit/net_suite_cmocka.h"
 
 #include "net/sim/sim.h"
