@@ -4,7 +4,7 @@
  * gets a header and a record with each of its rows (kernel/ll_remote.h). The simulation counts the bytes of whole
  * dispatches at 8 ranks per node. Rows are short here, and the bytes that do not belong to them are compared with rows
  * of 7168 channels in FP8, with their scales. Rank-major with weights has the longest records.
- * One thread: nothing for ThreadSanitizer. ctest: cost=20 labels=noasan,notsan
+ * One thread: nothing for ThreadSanitizer. ctest: cost=20 labels=noasan,notsan,noclang
  */
 #include <stdio.h>
 #include <stdlib.h>

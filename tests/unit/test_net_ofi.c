@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The network suite over libfabric, and cases for networks over sockets. Ranks are processes of one thread: nothing for
- * ThreadSanitizer, which sees this network under proxies in the programs of groups. ctest: cost=75 labels=leaks,notsan */
+ * ThreadSanitizer, which sees this network under proxies in the programs of groups.
+ * ctest: cost=75 labels=leaks,notsan,noclang */
 #include "tests/unit/net_suite_cmocka.h"
 
 #include <arpa/inet.h>

@@ -10,7 +10,7 @@
  *
  * Every second allocation fails, from a random one on; on two nodes, where a creation takes longer, every eighth; with
  * EPX_TEST_SCALE of 8 or more every one.
- * ctest: cost=6 labels=ranks,noasan,notsan sleeps
+ * ctest: cost=6 labels=ranks,noasan,notsan,noclang sleeps
  */
 #include <stdatomic.h>
 #include <stdio.h>

@@ -11,7 +11,7 @@
  *
  * In one case the victim has no descriptors for a while instead. With masks every eighth allocation fails, from a
  * random one on; with EPX_TEST_SCALE of 8 or more every one.
- * ctest: cost=6 labels=ranks,noasan,notsan sleeps
+ * ctest: cost=6 labels=ranks,noasan,notsan,noclang sleeps
  */
 #include <pthread.h>
 #include <stdatomic.h>

@@ -2,7 +2,7 @@
 /*
  * All rings of a rank carry load: of the bytes that its proxies post in whole operations, which the oracle checks, none
  * posts more than 1.3 times the mean; with 2 and 4 proxies, in both modes, with one other node and with three.
- * ctest: labels=notsan,noasan
+ * ctest: labels=notsan,noasan,noclang
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
  * One who comes earlier gets in: it learns of each port when a rank begins to listen there, and the rank goes on when
  * it has connected. Ranks connect to each other a while later, so that what it writes reaches endpoints, the first ones
  * and those that recoveries open. It is refused; and when all ranks have connected, the stranger is shut out.
- * ctest: cost=18 labels=processes
+ * ctest: cost=18 labels=processes,noclang
  */
 #include <arpa/inet.h>
 #include <dirent.h>

@@ -5,7 +5,7 @@
  * bounds; the process ends as it should; with enable_mask the other ranks go on.
  *
  * Each scenario is a process of its own with four ranks as threads, two to a node; the last rank's network is the bad
- * one. ctest: cost=45 labels=processes sleeps
+ * one. ctest: cost=45 labels=processes,noclang sleeps
  */
 #include <setjmp.h>
 #include <stdarg.h>

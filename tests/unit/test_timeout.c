@@ -4,7 +4,7 @@
  * later operations fail at once, and after epx_group_error_clear on all ranks the group works again. With enable_mask,
  * low latency goes on without the missing rank. Across nodes too, where ranks learn of a failure a moment later.
  *
- * The last rank is the one that stays away. ctest: cost=38 labels=ranks sleeps
+ * The last rank is the one that stays away. ctest: cost=38 labels=ranks,noclang sleeps
  */
 #include <stdio.h>
 #include <string.h>
