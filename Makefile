@@ -3,7 +3,7 @@
 #   make            build/epx and build/libepx.so
 #   make demo       both modes with 8 ranks, every result checked
 #   make quick      the daily loop: compile, most tests, checks of the text (at most 3 minutes on 2 cores)
-#   make test       everything that CI checks (scripts/test.sh; 13 to 18 minutes on 2 cores)
+#   make test       everything that CI checks (scripts/test.sh; 13 to 15 minutes on 2 cores)
 #   make culprit    200 ranks killed, 200 stopped: do all others name the right one? (6 minutes)
 #   make bus        how often GPU kernels wait for a bus, on emulated lanes (1 minute)
 #   make fuzz       libFuzzer on every decoder of what others send (FUZZ_SECONDS=3600 each; docs/fuzzing.md)
