@@ -195,17 +195,18 @@ typedef struct epx_group_config {
     uint32_t modes;              /* epx_mode bits; 0 = both */
     int32_t num_experts;         /* E */
     int32_t max_tokens_per_rank; /* M: most tokens one rank dispatches in one call */
-    int32_t max_hidden_bytes;    /* most bytes of one token row, scales not counted: H * sizeof(element) */
+    int32_t max_hidden_bytes;    /* most bytes of one token row, scales not counted: H * sizeof(element); in 16s */
     int32_t max_topk;            /* most experts per token, 1..EPX_MAX_TOPK; 0 = 8 */
     int32_t max_recv_tokens;     /* high throughput: most rows one rank receives; 0 = the worst case of `layouts` */
     uint32_t layouts;            /* high throughput: EPX_LAYOUT_BIT()s whose worst case the buffers hold; 0 = FLAT */
-    int32_t max_inflight;        /* low latency: staged operations in flight at a time; 0 = 2 */
-    int32_t num_agents;          /* agents (CPU threads, GPU warps) per operation; 0 = automatic, or EPX_NUM_AGENTS */
-    int32_t ranks_per_node;      /* 0 = EPX_RANKS_PER_NODE, or the ranks of each machine */
-    int32_t enable_mask;         /* 1: ranks may be masked, and the others continue (needs TCP between all ranks) */
-    int32_t timeout_ms;          /* deadline of every wait; 0 = EPX_TIMEOUT_MS, or 100000 */
-    uint64_t alloc_bytes; /* heap for epx_alloc; 0 = EPX_ALLOC_BYTES, or 4 GiB of untouched address space (CPU) */
-    char net[16];         /* network between nodes; "" = automatic, or EPX_NET */
+    int32_t max_inflight;   /* low latency: staged operations in flight at a time; 0 = 2. A dispatch (combine) needs
+                                    that the one max_inflight dispatches (combines) before it is not staged any more */
+    int32_t num_agents;     /* agents (CPU threads, GPU warps) per operation; 0 = automatic, or EPX_NUM_AGENTS */
+    int32_t ranks_per_node; /* 0 = EPX_RANKS_PER_NODE, or the ranks of each machine */
+    int32_t enable_mask;    /* 1: ranks may be masked, and the others continue (needs TCP between all ranks) */
+    int32_t timeout_ms;     /* deadline of every wait; 0 = EPX_TIMEOUT_MS, or 100000 */
+    uint64_t alloc_bytes;   /* heap for epx_alloc; 0 = EPX_ALLOC_BYTES, or 4 GiB of untouched address space (CPU) */
+    char net[16];           /* network between nodes; "" = automatic, or EPX_NET */
     /* Both or neither: device memory for what other ranks do not map, the tables of the group and of its handles.
      * 256-byte aligned; device_alloc returns 0, or the call fails. */
     epx_device_alloc_fn device_alloc;
@@ -503,7 +504,8 @@ typedef enum epx_direction { EPX_FORWARD = 0, EPX_BACKWARD = 1 } epx_direction;
 typedef struct epx_dispatch_inputs {
     uint32_t size;
     uint32_t reserved;
-    const epx_tensor *tokens;       /* [B, H] bf16, fp16, fp32, or fp8 with scales; rows contiguous */
+    const epx_tensor *tokens;       /* [B, H] bf16, fp16, fp32, or fp8 with scales; rows contiguous, a multiple of 16
+                                       bytes */
     const epx_tensor *scales;       /* fp8 input: [B, S] fp32 or int32, any strides, forwarded as they are; a row has at
                                        most max_hidden_bytes / 128 scales, or fits in max_hidden_bytes with its token */
     const epx_tensor *topk_weights; /* [B, K] fp32, if outputs.topk_weights is set */
@@ -527,8 +529,9 @@ typedef struct epx_dispatch_inputs {
 typedef struct epx_dispatch_outputs {
     uint32_t size;
     uint32_t reserved;
-    epx_tensor *tokens;       /* shaped by the layout. fp8 here and bf16 in inputs.tokens: EPX casts */
-    epx_tensor *scales;       /* fp8: tokens' shape with ceil(H/128) fp32, or ceil(H/512) int32 (UE8M0), any strides */
+    epx_tensor *tokens;       /* shaped by the layout. fp8 here and another dtype in inputs.tokens: EPX casts */
+    epx_tensor *scales;       /* fp8: tokens' shape with ceil(H/128) fp32, or ceil(H/512) int32 (UE8M0), any strides;
+                                 the same dtype on all ranks */
     epx_tensor *topk_weights; /* FLAT [N,K], RANK_MAJOR [R,M,K], HT EXPERT_MAJOR [N]; fp32 */
     epx_tensor *topk_idx;     /* FLAT [N,K], RANK_MAJOR [R,M,K]: local expert id or -1; int32 or int64 */
     epx_tensor *src_rank;     /* int32, tokens' shape without H: source rank of each row */
@@ -544,7 +547,7 @@ typedef struct epx_dispatch_config {
     int32_t send_only;   /* low latency: return after the send half; epx_complete runs the receive half */
     int32_t round_scale; /* fp8 cast: scales are powers of two (implied by int32 scales) */
     int32_t direction;   /* high throughput: EPX_BACKWARD dispatches gradients of a combine, without weights and idx */
-    int32_t source_stride; /* source_map; 0 = max_tokens_per_rank */
+    int32_t source_stride; /* of this rank's source_map; 0 = max_tokens_per_rank */
     int32_t global_ids;    /* outputs.topk_idx counts experts from 0, and not from this rank's first */
     int32_t max_sms;       /* high throughput on a GPU: at most so many multiprocessors; 0 = the group's number */
     int32_t if_expected;   /* high throughput: see epx_layout_info.expected_rows */

@@ -13,7 +13,8 @@
 static const char *const signature_names[] = {"bytes per row", "dtype", "scale bytes per row", "top-k", "layout"};
 enum { SIGNATURE_NAMES = (int)(sizeof(signature_names) / sizeof(signature_names[0])) };
 EPX_STATIC_ASSERT(SIGNATURE_NAMES == offsetof(struct signature, extra) / sizeof(int32_t), "a name per field");
-EPX_STATIC_ASSERT(SIGNATURE_WEIGHTS == 1 && SIGNATURE_BACKWARD == 2 && SIGNATURE_COMPACT == 4,
+EPX_STATIC_ASSERT(SIGNATURE_WEIGHTS == 1 && SIGNATURE_BACKWARD == 2 && SIGNATURE_COMPACT == 4 && SIGNATURE_UE8M0 == 8 &&
+                      SIGNATURE_SUM_AT == 3,
                   "as the text below says");
 
 static const char *signature_field(int phase, int64_t field)
@@ -23,8 +24,9 @@ static const char *signature_field(int phase, int64_t field)
     if (phase == PHASE_HN_DATA)
         return "expert_alignment";
     if (phase == PHASE_LL_DATA)
-        return "weights requested";
-    return phase == PHASE_LC_DATA ? "logfmt" : "weights (1) + backward (2) + compact top-k (4)";
+        return "weights requested (1) + int32 scales (8)";
+    return phase == PHASE_LC_DATA ? "logfmt"
+                                  : "weights (1) + backward (2) + compact top-k (4) + int32 scales, or sum (8)";
 }
 
 /* Where a rank of another node does not respond, its network may be the reason. */

@@ -159,7 +159,7 @@ struct hd_desc {
     uint64_t scales, scale_row_stride, scale_stride;
     uint64_t weights, topk_idx, src_rank, src_token;
     uint64_t map; /* [map_lines][2 + K] */
-    int64_t map_lines;
+    int32_t map_lines, source_stride;
 };
 EPX_STATIC_ASSERT(sizeof(struct hd_desc) == 128, "shared between ranks");
 EPX_STATIC_ASSERT(sizeof(struct signature) <= HT_HEADER_BYTES, "a header holds it");

@@ -148,7 +148,7 @@ KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r,
         ((int32_t *)heap_at(g, d, desc->src_token))[pos] = r->src_token;
     if (p->layout == LAYOUT_FLAT && desc->map && pos < desc->map_lines) {
         int32_t *line = (int32_t *)heap_at(g, d, desc->map) + pos * (p->h->state->topk + 2);
-        line[0] = (int32_t)(r->src_rank * p->source_stride + r->src_token);
+        line[0] = (int32_t)((int64_t)r->src_rank * desc->source_stride + r->src_token);
         line[1] = r->src_rank;
     }
 }
@@ -161,7 +161,7 @@ KFN void hd_put_column(const struct ht_dispatch_params *p, const struct hd_row *
     int32_t *line = (int32_t *)heap_at(g, d, desc->map) + (int64_t)at * (p->h->state->topk + 2);
 
     if (i == 0)
-        line[0] = (int32_t)(r->src_rank * p->source_stride + r->src_token);
+        line[0] = (int32_t)((int64_t)r->src_rank * desc->source_stride + r->src_token);
     else if (i == 1)
         line[1] = r->src_rank;
     else

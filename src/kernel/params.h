@@ -66,6 +66,7 @@ enum {
     SIGNATURE_WEIGHTS = 1,    /* dispatch, HT combine: weights are asked for */
     SIGNATURE_BACKWARD = 2,   /* HT */
     SIGNATURE_COMPACT = 4,    /* HT: compact top-k */
+    SIGNATURE_UE8M0 = 8,      /* dispatch: scales are int32, which may be as long as those in fp32 */
     SIGNATURE_SUM_AT = 3,     /* HT combine: SUM_* from this bit on */
     SIGNATURE_MAP = 1 << 24,  /* HT update: handles keep what source maps need */
     SIGNATURE_DROP = 1 << 25, /* HT update: rows are dropped */
@@ -415,8 +416,7 @@ struct ht_dispatch_params {
     struct index_out final_idx;
     int32_t *final_src_rank, *final_src_token, *final_map;
     int64_t final_rows;
-    int64_t source_stride; /* of the first column of a source map */
-    int64_t if_expected;   /* 1: nothing is done after an update that was not as expected */
+    int64_t if_expected; /* 1: nothing is done after an update that was not as expected */
 };
 
 struct ht_combine_params {

@@ -199,7 +199,8 @@ static void make_own(const struct epx_group *group, const struct dispatch_args *
     own->src_rank = offset_of(group, &args->src_rank);
     own->src_token = offset_of(group, &args->src_token);
     own->map = offset_of(group, &args->source_map);
-    own->map_lines = args->source_map.shape[0];
+    own->map_lines = (int32_t)args->source_map.shape[0];
+    own->source_stride = args->source_stride;
     own->capacity = args->out_tokens.shape[0];
 }
 
@@ -222,12 +223,13 @@ static epx_status make_desc(const struct epx_handle *handle, const struct dispat
     desc->src_rank = receive_at(group, &args->src_rank, ht->src_rank, BUFFERED_SRC_RANK, &buffered);
     desc->src_token = receive_at(group, &args->src_token, ht->src_token, BUFFERED_SRC_TOKEN, &buffered);
     desc->map = receive_at(group, &args->source_map, ht->map, BUFFERED_MAP, &buffered);
-    desc->map_lines = args->source_map.shape[0];
+    desc->map_lines = (int32_t)args->source_map.shape[0];
+    desc->source_stride = args->source_stride;
     desc->capacity = args->out_tokens.shape[0];
     if (buffered && desc->capacity > ht->rows)
         desc->capacity = ht->rows;
     if (buffered & BUFFERED_MAP && desc->map_lines > ht->rows)
-        desc->map_lines = ht->rows;
+        desc->map_lines = (int32_t)ht->rows;
     p->buffered = buffered;
     make_own(group, args, p);
     return status;
@@ -333,7 +335,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
     p.signature = make_signature(handle, &args->out_tokens, scale_row_bytes(args),
                                  signature_bits(args->out_weights.ndim, args->backward, p.compact) |
-                                     (args->source_map.ndim ? SIGNATURE_MAP : 0));
+                                     (args->source_map.ndim ? SIGNATURE_MAP : 0) | scales_signature(args));
     p.nodes = handle->group->nnodes > 1;
     p.in = make_row_in(args);
     p.weights = args->weights.data;
@@ -343,7 +345,6 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_src_rank = args->src_rank.data;
     p.final_src_token = args->src_token.data;
     p.final_map = args->source_map.data;
-    p.source_stride = args->source_stride;
     p.if_expected = args->if_expected;
     p.final_rows = args->out_tokens.shape[0];
     p.drop = drop_rules(handle) & ~DROP_FLAT;

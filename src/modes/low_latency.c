@@ -98,7 +98,7 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
                   (args->global_ids ? TOPK_GLOBAL : 0);
     p.outer_rows = (int32_t)args->out_tokens.shape[1];
     p.signature = make_signature(handle, &args->out_tokens, scale_row_bytes(args),
-                                 args->out_weights.ndim ? SIGNATURE_WEIGHTS : 0);
+                                 (args->out_weights.ndim ? SIGNATURE_WEIGHTS : 0) | scales_signature(args));
     p.route = make_route(&handle->topk);
     p.route.shared = handle->config.layout == EPX_EXPERT_MAJOR;
     p.in = make_row_in(args);

@@ -60,5 +60,7 @@ uint64_t tensor_span(const epx_tensor *t);
 /* Its offset in this rank's heap; 0 = ordinary memory, or no tensor. */
 uint64_t tensor_heap_offset(const struct epx_group *group, const epx_tensor *t);
 uint64_t scale_row_bytes(const struct dispatch_args *args);
+/* The part of a signature that tells scales in fp32 from UE8M0. */
+int scales_signature(const struct dispatch_args *args);
 
 #endif

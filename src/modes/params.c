@@ -36,6 +36,11 @@ uint64_t scale_row_bytes(const struct dispatch_args *args)
     return s->ndim ? (uint64_t)s->shape[s->ndim - 1] * 4 : 0;
 }
 
+int scales_signature(const struct dispatch_args *args)
+{
+    return args->out_scales.ndim && args->out_scales.dtype == EPX_INT32 ? SIGNATURE_UE8M0 : 0;
+}
+
 struct signature make_signature(const struct epx_handle *handle, const epx_tensor *wire, uint64_t scale_bytes,
                                 int extra)
 {

@@ -182,6 +182,44 @@ static int handles_differ(struct fixture *s, int32_t layout, const char *word)
     return 0;
 }
 
+/* A row of up to 128 channels has one scale, of four bytes, in fp32 and as UE8M0. */
+static int scales_differ(struct fixture *s, epx_handle *h, int low)
+{
+    const int64_t outer = low ? s->ll_rows.shape[0] : 1, rows = low ? s->ll_rows.shape[1] : s->ht_rows.shape[0];
+    const epx_dtype dtype = s->rank == 1 ? EPX_INT32 : EPX_FP32;
+    char *memory = malloc((size_t)(outer * rows) * (FIXTURE_HIDDEN + 4));
+    char *scales = memory + (size_t)(outer * rows) * FIXTURE_HIDDEN;
+    epx_tensor t = low ? epx_tensor_make(memory, EPX_FP8_E4M3, 3, outer, rows, FIXTURE_HIDDEN, 0)
+                       : epx_tensor_make(memory, EPX_FP8_E4M3, 2, rows, FIXTURE_HIDDEN, 0, 0);
+    epx_tensor by =
+        low ? epx_tensor_make(scales, dtype, 3, outer, rows, 1, 0) : epx_tensor_make(scales, dtype, 2, rows, 1, 0, 0);
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_status status;
+
+    _Static_assert(FIXTURE_HIDDEN <= 128, "one scale");
+    if (!memory)
+        return -1;
+    fixture_refill(s);
+    out.tokens = &t;
+    out.scales = &by;
+    ACCEPTED(epx_handle_update(h, &s->idx, NULL, NULL));
+    status = epx_dispatch(h, &s->in, &out, NULL, NULL, NULL);
+    if (status == EPX_OK)
+        status = epx_stream_sync(s->group, NULL);
+    if (status != EPX_ERR_PEER && fixture_expect(s, "mismatch", status, EPX_ERR_MISMATCH, WORDS("int32 scales")))
+        return -1;
+    if (fixture_meet(s))
+        return -1;
+    ACCEPTED(epx_group_error_clear(s->group));
+    free(memory);
+    return 0;
+}
+
+static int different_scales(struct fixture *s)
+{
+    return scales_differ(s, s->ll, 1) || scales_differ(s, s->ht, 0);
+}
+
 static int different_handles(struct fixture *s)
 {
     return handles_differ(s, EPX_EXPERT_MAJOR, "expert_alignment") || handles_differ(s, EPX_FLAT, "compact");
@@ -334,6 +372,7 @@ UNIT_MAIN(MISUSE("destroyed_objects_are_refused", 2, destroyed),
           MISUSE("too_many_staged_operations_are_refused", 2, staged_too_often),
           cmocka_unit_test(a_group_ends_after_its_streams),
           MISUSE("handles_that_differ_are_found", 3, different_handles),
+          MISUSE("scales_that_differ_are_found", 3, different_scales),
           MISUSE("too_small_receive_tensors_overflow_safely", 3, overflow),
           MISUSE("a_rank_that_cannot_take_part_says_so", 3, cannot_take_part),
           cmocka_unit_test(more_rows_than_can_return_overflow),

@@ -15,6 +15,13 @@
 #include "util/numeric.h"
 
 enum { RANKS = 4, LOCAL = 3, EXPERTS = RANKS * LOCAL, TOPK = 5, HIDDEN = 88, MOST = 11, ALIGN = 3, STRIDE = 100 };
+
+/* Each rank has its own for its source map. */
+static int stride_of(int rank)
+{
+    return STRIDE + 7 * rank;
+}
+
 enum { ROWS = RANKS * MOST * LOCAL + LOCAL * ALIGN, LINES = RANKS * MOST, UNTOUCHED = 0x5a5a5a };
 
 /* Of the thread that is a rank: it has few tokens for now, as all ranks do. */
@@ -172,8 +179,8 @@ static int check_map(const struct state *s, int64_t lines)
             if (!goes(src, t, s->rank))
                 continue;
             const int32_t *at = s->map + line * (TOPK + 2);
-            if (at[0] != src * STRIDE + t || at[1] != src)
-                return wrong(s, "source", src * STRIDE + t, at[0]);
+            if (at[0] != src * stride_of(s->rank) + t || at[1] != src)
+                return wrong(s, "source", src * stride_of(s->rank) + t, at[0]);
             for (int k = 0; k < TOPK && !s->expand; k++)
                 if (at[2 + k] != UNTOUCHED)
                     return wrong(s, "FLAT: a column of the caller's", UNTOUCHED, at[2 + k]);
@@ -249,7 +256,7 @@ static int dispatch(struct state *s)
     out.tokens = &rows;
     out.topk_weights = &got;
     out.source_map = &map;
-    config.source_stride = STRIDE;
+    config.source_stride = stride_of(s->rank);
     if (epx_handle_update(s->handle, &idx, &info, NULL) != EPX_OK ||
         epx_handle_recv_tokens(s->handle, &lines) != EPX_OK)
         return wrong(s, "update", 0, 1);
@@ -501,7 +508,7 @@ static int check_dropped_map(const struct state *s)
             for (int k = 0; k < TOPK; k++) {
                 const int e = expert_of(src, t, k), here = e >= 0 && e / LOCAL == s->rank;
                 const int row = here && !is_dropped(s, src, t, k) ? row_of(src, t, k, NULL) : -1;
-                if (at[0] != src * STRIDE + t || at[2 + k] != row)
+                if (at[0] != src * stride_of(s->rank) + t || at[2 + k] != row)
                     return wrong(s, "line of a dropped row", row, at[2 + k]);
             }
             line++;
@@ -541,7 +548,7 @@ static int dropped(struct state *s, int later, int most)
     out.tokens = &rows;
     out.topk_weights = &got;
     out.source_map = &map;
-    dispatch.source_stride = STRIDE;
+    dispatch.source_stride = stride_of(s->rank);
     /* What is dropped needs no room. */
     info.expected_rows = (uint32_t)room;
     dispatch.if_expected = s->nodes == 1;
