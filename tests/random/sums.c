@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What combine returns: which rows are added in which order, and where sums are rounded. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model.h"
+#include "tests/lib/oracle.h"
+
+enum { MOST_H = 4096 };
+
+/* Rows that are added for one token. */
+struct item {
+    int owner, expert, k, place;
+    float weight;
+};
+
+struct sums {
+    const struct routing *r;
+    const struct step *s;
+    int rank, token, n;
+    struct item item[EPX_MAX_TOPK];
+    char row[MOST_H * 4];
+    float *bound;
+};
+
+static void push(struct sums *c, int owner, int expert, int k, int place, float weight)
+{
+    c->item[c->n++] = (struct item){owner, expert, k, place, weight};
+}
+
+static int first_with(const int32_t *idx, int k)
+{
+    for (int j = 0; j < k; j++)
+        if (idx[j] == idx[k])
+            return j;
+    return k;
+}
+
+static void list_experts(struct sums *c, const int32_t *idx)
+{
+    for (int k = 0; k < c->r->h->K; k++)
+        if (idx[k] >= 0 && !model_skips(c->s, c->rank, c->token, k))
+            push(c, idx[k] / c->r->p->L, idx[k], is_low(c->r->h) ? first_with(idx, k) : k, k,
+                 is_low(c->r->h) ? model_weight(c->s, c->rank, c->token, k) : 1);
+}
+
+/* Ranks: by the first k that names them in low latency; by number, or by the last k. */
+static void list_ranks(struct sums *c, const int32_t *idx)
+{
+    for (int owner = 0; owner < c->r->p->R; owner++) {
+        int first = -1, last = -1;
+
+        for (int k = 0; k < c->r->h->K; k++)
+            if (idx[k] >= 0 && idx[k] / c->r->p->L == owner) {
+                first = first < 0 ? k : first;
+                last = k;
+            }
+        if (first >= 0)
+            push(c, owner, -1, -1, is_low(c->r->h) ? first : c->s->sum & EPX_SUM_TOPK_ORDER ? last : owner, 1);
+    }
+}
+
+static int by_place(const void *a, const void *b)
+{
+    return ((const struct item *)a)->place - ((const struct item *)b)->place;
+}
+
+static void add_item(struct sums *c, const struct item *i, float *sum)
+{
+    const struct format *f = &c->s->f;
+
+    model_result(c->s, i->owner, i->expert, c->rank, c->token, i->k, c->row);
+    for (int e = 0; e < f->H; e++)
+        sum[e] = fmaf(i->weight, load_value(f->dtype, c->row + (size_t)e * dtype_bytes(f->dtype)), sum[e]);
+}
+
+static void round_sum(const struct format *f, float *sum)
+{
+    char at[4];
+
+    for (int e = 0; e < f->H; e++) {
+        store_value(f->dtype, sum[e], at);
+        sum[e] = load_value(f->dtype, at);
+    }
+}
+
+/* The items of one rank (or -1: all ranks) of one node (or -1: all). */
+static int belongs(const struct sums *c, const struct item *i, int node, int owner)
+{
+    return (node < 0 || node_of(c->r->p, i->owner) == node) && (owner < 0 || i->owner == owner);
+}
+
+static int last_place(const struct sums *c, int node, int owner)
+{
+    int last = -1;
+
+    for (int i = 0; i < c->n; i++)
+        if (belongs(c, &c->item[i], node, owner) && c->item[i].place > last)
+            last = c->item[i].place;
+    return last;
+}
+
+/* Adds the rows of a node, or each rank's sum. */
+static void add_rows(struct sums *c, int node, float *sum)
+{
+    const struct format *f = &c->s->f;
+    const int topk = (c->s->sum & EPX_SUM_TOPK_ORDER) != 0, K = topk ? c->r->h->K : 1;
+    float *part;
+
+    if (!(c->s->sum & EPX_SUM_ROUND_RANKS) || !is_major(c->r->h)) {
+        for (int i = 0; i < c->n; i++)
+            if (belongs(c, &c->item[i], node, -1))
+                add_item(c, &c->item[i], sum);
+        return;
+    }
+    part = malloc(MOST_H * sizeof(float));
+    for (int at = 0; at < K; at++)
+        for (int owner = 0; owner < c->r->p->R; owner++) {
+            const int last = last_place(c, node, owner);
+            if (last < 0 || (topk && last != at))
+                continue;
+            memset(part, 0, MOST_H * sizeof(float));
+            for (int i = 0; i < c->n; i++)
+                if (belongs(c, &c->item[i], node, owner))
+                    add_item(c, &c->item[i], part);
+            round_sum(f, part);
+            for (int e = 0; e < f->H; e++)
+                sum[e] += part[e];
+        }
+    free(part);
+}
+
+static void add_node(struct sums *c, int node, float *sum)
+{
+    float *part = calloc(MOST_H, sizeof(float));
+
+    add_rows(c, node, part);
+    round_sum(&c->s->f, part);
+    for (int e = 0; e < c->s->f.H; e++)
+        sum[e] += part[e];
+    free(part);
+}
+
+/* High throughput between nodes. */
+static void add_nodes(struct sums *c, float *sum)
+{
+    const int nodes = node_of(c->r->p, c->r->p->R - 1) + 1;
+
+    if (c->s->sum & EPX_SUM_TOPK_ORDER) {
+        for (int at = 0; at < c->r->h->K; at++)
+            for (int node = 0; node < nodes; node++)
+                if (last_place(c, node, -1) == at)
+                    add_node(c, node, sum);
+        return;
+    }
+    for (int node = 0; node < nodes; node++)
+        if (node == node_of(c->r->p, c->rank))
+            add_rows(c, node, sum);
+        else
+            add_node(c, node, sum);
+}
+
+void model_combine(const struct routing *r, const struct step *s, int rank, int token, void *row, float *bound)
+{
+    struct sums *c = calloc(1, sizeof(*c));
+    float *sum = calloc(MOST_H, sizeof(*sum));
+    const int32_t *idx = routing_idx(r, rank, token);
+    const int several = node_of(r->p, r->p->R - 1) > 0;
+    const size_t size = dtype_bytes(s->f.dtype);
+
+    *c = (struct sums){.r = r, .s = s, .rank = rank, .token = token, .bound = bound};
+    if (is_major(r->h))
+        list_experts(c, idx);
+    else
+        list_ranks(c, idx);
+    qsort(c->item, (size_t)c->n, sizeof(c->item[0]), by_place);
+    for (int i = 0; i < s->biases; i++) {
+        model_bias(s, i, rank, token, c->row);
+        for (int e = 0; e < s->f.H; e++)
+            sum[e] += load_value(s->f.dtype, c->row + (size_t)e * size);
+    }
+    if (is_low(r->h) || !several || (s->sum & EPX_SUM_TOPK_ORDER && !(s->sum & EPX_SUM_ROUND_NODES)))
+        add_rows(c, -1, sum);
+    else
+        add_nodes(c, sum);
+    for (int e = 0; e < s->f.H; e++)
+        store_value(s->f.dtype, sum[e], (char *)row + (size_t)e * size);
+    free(sum);
+    free(c);
+}
