@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One rank of a random program: its tensors, each with an image of what shall be in its memory, byte by byte, when the
+ * operations that were issued have completed; what lies between and around rows is part of it.
+ */
+#ifndef EPX_TESTS_RANDOM_RANK_H
+#define EPX_TESTS_RANDOM_RANK_H
+
+#include "model.h"
+
+/* `image` has the strides of `t` over other memory: what is expected. */
+struct tensor {
+    struct tensor *next;
+    const char *name;
+    int step;
+    epx_tensor t, image;
+    unsigned char *base, *expected, *any; /* any: bytes that nobody promises */
+    size_t bytes;
+    int in_heap;
+    epx_group *group;
+};
+
+struct handle_run {
+    epx_handle *handle;
+    struct routing routing;   /* of the last update, or of the last dispatch in low latency */
+    struct received received; /* by it */
+    struct tensor *idx;
+    int fresh; /* low latency: the update has not been given to the library yet */
+    int known; /* the host has waited for the counts */
+    int staged;
+};
+
+struct rank {
+    const struct plan *p;
+    int rank, at; /* at: the step */
+    struct draw d;
+    epx_group *group[MOST_GROUPS];
+    epx_stream stream[MOST_GROUPS][3];
+    struct handle_run h[MOST_HANDLES];
+    struct tensor *tensors;
+};
+
+/* Prints where and what; the plan too, the first time. Returns -1. */
+int wrong(const struct rank *me, const char *file, int line, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+#define CHECK(condition)                                            \
+    do {                                                            \
+        if (!(condition))                                           \
+            return wrong(me, __FILE__, __LINE__, "%s", #condition); \
+    } while (0)
+#define TRY(call)                                                                                             \
+    do {                                                                                                      \
+        const epx_status status_ = (call);                                                                    \
+        if (status_ != EPX_OK)                                                                                \
+            return wrong(me, __FILE__, __LINE__, "%s: status %d: %s", #call, (int)status_, epx_last_error()); \
+    } while (0)
+
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+
+/* PACKED: contiguous. ROWS: rows are, with gaps between them. ANY: any order of dimensions, any gaps. */
+enum strides { PACKED, ROWS, ANY };
+/* NULL without memory. */
+struct tensor *tensor_new(struct rank *me, int group, const char *name, int dtype, enum strides strides, int ndim,
+                          int64_t d0, int64_t d1, int64_t d2);
+/* Row of n elements, which the operation shall write; `given`: which it shall find there. */
+void tensor_expect(struct tensor *t, int64_t row, const void *values);
+void tensor_give(struct tensor *t, int64_t row, const void *values);
+void tensor_give_int(struct tensor *t, int64_t i, int64_t value);
+void tensor_expect_int(struct tensor *t, int64_t i, int64_t value);
+void tensor_zero(struct tensor *t, int64_t row);
+/* Nobody says what row `row` is. */
+void tensor_ignore(struct tensor *t, int64_t row);
+/* All that this rank has issued is complete: compares everything. */
+int tensors_check(struct rank *me);
+void tensors_free(struct rank *me);
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+int run_update(struct rank *me, const struct step *s);
+int run_dispatch(struct rank *me, const struct step *s);
+int run_combine(struct rank *me, const struct step *s);
+
+#endif
