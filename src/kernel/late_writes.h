@@ -39,7 +39,7 @@ KFN_STEP int writes_begin(struct agent *ag, const struct group_dev *g, int phase
     const uint64_t word = INJECT_BUG(BUG_LATE_WRITES, 0, ag_look(&own->abort_word));
     if (!word)
         return 0;
-    ag_add_fenced(ag, &own->not_writing, 1);
+    ag_add_fenced(ag, &own->not_writing, INJECT_BUG(BUG_OTHER_WRITES, 2, 1));
     ring_writes_ended(ag, g);
     report_abort(ag, g, phase, 0, 0, word);
     return 1;

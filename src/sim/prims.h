@@ -24,7 +24,7 @@
 #define AG_GOES_ON(ag, g, peer) sim_rule_goes_on(peer)
 #define AG_WROTE(ag, g, to, row, bytes) sim_rule_landed((g)->rank, to, 0, (uint64_t)((row) - (g)->heap[to]), bytes)
 #define AG_SUMS(ag, g, from, row, bytes) sim_rule_sums(g, from, row, bytes)
-#define AG_WRITES(ag, g, to) (sim_point(), sim_rule_writes(g, to))
+#define AG_WRITES(ag, g, to) (sim_writes_row(), sim_point(), sim_rule_writes(g, to))
 
 /* A macro is not expanded inside itself: these call the functions of the same name. */
 #define ag_sync(ag) (sim_point(), ag_sync(ag))

@@ -242,7 +242,7 @@ static void faults_due(void)
     for (i = 0; i < sim.o.nfaults; i++) {
         struct sim_fault *f = &sim.o.fault[i];
         const int due = f->after_ns ? sim.first_fault_ns && sim.now >= sim.first_fault_ns + f->after_ns
-                                    : f->at == sim.steps && !f->transfer && !f->copy;
+                                    : f->at == sim.steps && !f->transfer && !f->copy && !f->row;
 
         if (!due)
             continue;
@@ -259,18 +259,18 @@ void sim_count_transfers(void)
     sim.rank[sim.current->rank].counts = 1;
 }
 
-/* One more of what is counted: a transfer, or a copy. */
-static void count_one(int *count, int is_copy)
+/* One more of what is counted. `number`: which of struct sim_fault says at which one the rank stops. */
+static void count_one(int *count, size_t number)
 {
     struct rank_state *r = &sim.rank[sim.current->rank];
 
-    if (!r->counts || r->thaw)
+    if (r->thaw)
         return;
     ++*count;
     for (int i = 0; i < sim.o.nfaults; i++) {
         const struct sim_fault *f = &sim.o.fault[i];
 
-        if (f->rank == sim.current->rank && (is_copy ? f->copy : f->transfer) == *count)
+        if (f->rank == sim.current->rank && *(const int *)((const char *)f + number) == *count)
             rank_freeze(f);
     }
     if (r->thaw)
@@ -279,12 +279,19 @@ static void count_one(int *count, int is_copy)
 
 void sim_transfer(void)
 {
-    count_one(&sim.rank[sim.current->rank].transfers, 0);
+    if (sim.rank[sim.current->rank].counts)
+        count_one(&sim.rank[sim.current->rank].transfers, offsetof(struct sim_fault, transfer));
 }
 
 void sim_copies(void)
 {
-    count_one(&sim.rank[sim.current->rank].copies, 1);
+    if (sim.rank[sim.current->rank].counts)
+        count_one(&sim.rank[sim.current->rank].copies, offsetof(struct sim_fault, copy));
+}
+
+void sim_writes_row(void)
+{
+    count_one(&sim.rank[sim.current->rank].rows, offsetof(struct sim_fault, row));
 }
 
 /* When all others have ended, the dead wake up as from a very long sleep, so that they clean up after themselves. */

@@ -33,11 +33,12 @@ enum sim_policy {
 /* At step `at`, all tasks of a rank stop: for `ns`, or for good (SIM_NEVER): then the others see a dead rank. With
  * `transfer`: not at a step, but before so many transfers of its connections have taken place (sim/conn.c), counted
  * since sim_count_transfers(). With `copy`: before so many copies of its device, likewise (what a recovery resets).
- * With `after_ns`: not at a step, but so long after the first fault. */
+ * With `row`: before the row of that number that it writes into memory of another rank of its node. With `after_ns`:
+ * not at a step, but so long after the first fault. */
 struct sim_fault {
     uint64_t at, after_ns;
     uint64_t ns;
-    int rank, transfer, copy;
+    int rank, transfer, copy, row;
 };
 
 enum sim_kind { SIM_PROGRAM, SIM_STREAM, SIM_AGENT, SIM_PROXY, SIM_KINDS };
@@ -101,6 +102,8 @@ void sim_count_transfers(void);
 void sim_transfer(void);
 /* A copy of the device is about to be made, likewise. */
 void sim_copies(void);
+/* A row is about to be written, likewise, but these count from the beginning. */
+void sim_writes_row(void);
 /* By a fault, and not raised again. */
 int sim_is_dead(int rank);
 /* The same, though it may have been raised in the end. */

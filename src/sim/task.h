@@ -45,7 +45,7 @@ struct sim_task {
 struct rank_state {
     uint64_t thaw; /* 0 = runs; otherwise when it goes on */
     int dead;
-    int counts, transfers, copies; /* sim_transfer(), sim_copies() */
+    int counts, transfers, copies, rows; /* sim_transfer(), sim_copies(), sim_writes_row() */
 };
 
 struct sim {

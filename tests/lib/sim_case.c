@@ -227,6 +227,21 @@ static void choose_recovery(struct sim_case *c)
     c->prop.recover = 1;
 }
 
+/* The first of the ranks that are late stops while it writes rows into memory of its node: those that go on without it
+ * wait for the end of that. It wakes up when they do, or later. */
+static void stop_at_a_row(struct sim_case *c)
+{
+    struct sim_options *s = &c->setup.sched;
+    const uint64_t timeout_ns = (uint64_t)c->prop.timeout_ms * 1000000u;
+    /* A number with which none of the seeds that have found something (docs/simulation.md) means anything else. */
+    struct prop_rng own = {workload_hash(c->seed, 0x643)};
+
+    if (!prop_chance(&own, 20))
+        return;
+    s->fault[0].row = 1 + prop_draw(&own, 1 << prop_draw(&own, 8));
+    s->fault[0].ns = timeout_ns + timeout_ns / 16 * (uint64_t)prop_draw(&own, 24);
+}
+
 /* Ranks that are masked, or left out, while they are only late: they sleep for one to five deadlines, and most wake up
  * while the others go on. Those go on by themselves in low latency, and by a recovery in both modes. */
 static void choose_late(struct sim_case *c)
@@ -262,6 +277,7 @@ static void choose_late(struct sim_case *c)
         s->fault[s->nfaults++] = (struct sim_fault){
             .at = at, .ns = timeout_ns / 16 * (uint64_t)(8 + prop_draw(&own, 24)), .rank = prop_draw(&own, s->nranks)};
     }
+    stop_at_a_row(c);
 }
 
 /* Others come for the places of those that die, often two for one place. Now and then the process that is to be
@@ -766,10 +782,12 @@ void sim_case_print(const struct sim_case *c)
         const struct sim_fault *f = &s->fault[i];
         const char *where = f->transfer   ? "transfer (in its recoveries)"
                             : f->copy     ? "copy (in its recoveries)"
+                            : f->row      ? "row that it writes, number"
                             : f->after_ns ? "so many us after the first fault:"
                                           : "step";
         const unsigned long long at = f->transfer   ? (unsigned long long)f->transfer
                                       : f->copy     ? (unsigned long long)f->copy
+                                      : f->row      ? (unsigned long long)f->row
                                       : f->after_ns ? (unsigned long long)f->after_ns / 1000
                                                     : (unsigned long long)f->at;
 

@@ -199,6 +199,12 @@ static void a_late_rank_that_writes_into_reused_memory_is_found(void **state)
     is_found(BUG_LATE_WRITES, SIM_FAULT_LATE, "which goes on without it");
 }
 
+static void an_agent_that_is_taken_for_one_that_still_writes_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_OTHER_WRITES, SIM_FAULT_LATE, "which goes on without it");
+}
+
 /* Between nodes, in groups that go on by themselves: low latency alone. Found by who wrote the rows that are summed. */
 static void rows_that_return_to_where_a_masked_rank_puts_some_are_found(void **state)
 {
@@ -292,6 +298,7 @@ int main(void)
         cmocka_unit_test(a_missing_look_at_the_abort_word_is_found),
         cmocka_unit_test(memory_reused_before_the_network_has_read_it_is_found),
         cmocka_unit_test(a_late_rank_that_writes_into_reused_memory_is_found),
+        cmocka_unit_test(an_agent_that_is_taken_for_one_that_still_writes_is_found),
         cmocka_unit_test(rows_that_return_to_where_a_masked_rank_puts_some_are_found),
         cmocka_unit_test(a_rank_that_recovers_alone_is_found),
         cmocka_unit_test(a_masked_rank_that_is_not_told_is_found),
