@@ -615,6 +615,30 @@ static int connections_of_strangers_cost_nothing(struct suite_rank *self)
     return suite_barrier(self);
 }
 
+/* Without the refusal, a put to an endpoint of the same process that has been closed ends the process (process.c). */
+static int ranks_as_threads_are_refused(struct suite_rank *self)
+{
+    const struct net_options options = {
+        .rank = 1, .nranks = 2, .timeout_ms = self->timeout_ms, .provider = self->suite->provider};
+    const struct net_ops *ops = self->suite->ops;
+    struct net_address address;
+    struct net *other = NULL;
+
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    if (self->rank)
+        return suite_barrier(self);
+    SUITE_CHECK(self, !ops->open(&options, &other) && !ops->address(other, &address));
+    SUITE_CHECK(self, ops->connect(self->net, 1, &address, &self->shared->regions[1]) == EPX_ERR_UNSUPPORTED);
+    SUITE_CHECK(self, strstr(epx_last_error(), "rank 1 and this rank are threads of one process"));
+    ops->close(other);
+    SUITE_TRY(suite_connect(self)); /* to the other process */
+    return suite_barrier(self);
+}
+
+static const struct suite_case shm_cases[] = {
+    {.name = "ranks_as_threads_are_refused", .nranks = 2, .body = ranks_as_threads_are_refused}};
+
 static const struct suite_case own_cases[] = {
     {.name = "master_on_loopback", .nranks = 1, .body = master_on_loopback},
     {.name = "interface_by_name", .nranks = 1, .body = interface_by_name},
@@ -635,10 +659,12 @@ static const struct suite_case own_cases[] = {
 enum { OWN_CASES = (int)(sizeof(own_cases) / sizeof(own_cases[0])) };
 
 #define TCP_CASES own_cases, OWN_CASES
+#define SHM_CASES shm_cases, 1
 
 #else
 
 #define TCP_CASES NULL, 0
+#define SHM_CASES NULL, 0
 
 #endif
 
@@ -654,5 +680,6 @@ int main(void)
     count = net_suite_add(&tcp, TCP_CASES, tests, count);
     count = net_suite_add(&rxm, suite_cases, suite_case_count, tests, count);
     count = net_suite_add(&shm, suite_cases, suite_case_count, tests, count);
+    count = net_suite_add(&shm, SHM_CASES, tests, count);
     return unit_run("net_ofi", tests, (size_t)count);
 }

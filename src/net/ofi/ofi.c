@@ -84,6 +84,7 @@ static void net_close(struct net *net)
         log_line(LOG_WARN, "ofi: ignored %llu arrivals that no rank of this group had sent",
                  (unsigned long long)n->refused);
     ofi_tokens_close(n);
+    ofi_local_remove(n);
     fid_close(n->mr ? &n->mr->fid : NULL);
     ofi_wait_close(n);
     if (must_leave_open(n)) {
@@ -226,6 +227,8 @@ static epx_status net_open(const struct net_options *options, struct net **net)
         status = ofi_tokens_open(n, options);
     if (!status)
         status = open_endpoint(n);
+    if (!status)
+        status = ofi_local_add(n);
     if (status)
         goto close;
     *net = &n->net;
@@ -401,6 +404,8 @@ static epx_status net_connect(struct net *net, int peer, const struct net_addres
     if (p->state != OFI_UNKNOWN)
         return fail(EPX_ERR_USAGE, "ofi: rank %d is already connected", peer);
     status = check_address(n, peer, address, region, &wire);
+    if (!status)
+        status = ofi_local_check(n, peer, address->data + sizeof(wire), wire.bytes);
     if (status)
         return status;
     if (fi_av_insert(n->av, address->data + sizeof(wire), 1, &p->address, 0, NULL) != 1)

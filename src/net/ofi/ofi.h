@@ -8,6 +8,7 @@
  *      data.c     put, flush, poll
  *      wait.c     sleep
  *      reach.c    whether anybody listens at a peer's address
+ *      process.c  endpoints of the same process, which shm cannot connect
  *      token.c    what tells arrivals of peers from those of strangers
  *      door.c     no connections any more once all peers have connected
  *      source.c   shuts the connections of others that came before
@@ -176,6 +177,7 @@ struct ofi_net {
     uint64_t look_at;     /* when strangers are looked for, while hellos are awaited */
     uint32_t *suspects;   /* marks of those that were there last time */
     int nsuspects;
+    struct ofi_local *local;   /* process.c */
     struct ofi_tokens *tokens; /* NULL: arrivals are not checked */
     uint64_t refused;          /* arrivals that were not from peers */
     uint32_t refused_news;     /* of these, not yet reported */
@@ -198,6 +200,12 @@ int ofi_hello_pause(const struct ofi_net *n);
  * if somebody does or it is not known yet. For socket addresses only; 0 for others. */
 int ofi_reach(struct ofi_net *n, int peer, uint64_t now);
 void ofi_reach_end(struct ofi_peer *peer);
+
+/* The endpoint is one of this process; not any more. */
+epx_status ofi_local_add(struct ofi_net *n);
+void ofi_local_remove(struct ofi_net *n);
+/* EPX_ERR_UNSUPPORTED: the peer's endpoint is of this process too, and the provider has no use for that. */
+epx_status ofi_local_check(const struct ofi_net *n, int peer, const uint8_t *name, size_t bytes);
 
 /* The tokens of all peers, where the provider has room for them. */
 epx_status ofi_tokens_open(struct ofi_net *n, const struct net_options *options);
