@@ -332,8 +332,10 @@ EPX_API epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, ep
 /*
  * Graphs: what this thread queues on the stream between begin and end is recorded and does not run; each launch runs it
  * all, with the routing and the rows that are in memory then. Staged operations belong in one graph with their
- * epx_complete. epx_graph_end ends the recording also when it fails. A graph belongs to its group; what it uses must
- * live as long. Programs on a GPU may as well capture streams of their own by the vendor's calls.
+ * epx_complete. A launch whose low-latency operations would wait for the slot of one that is staged outside of the
+ * graph is refused (EPX_ERR_BUSY); launches by the vendor's calls reach their deadline there. epx_graph_end ends the
+ * recording also when it fails. A graph belongs to its group; what it uses must live as long. Programs on a GPU may as
+ * well capture streams of their own by the vendor's calls.
  */
 EPX_API epx_status epx_graph_begin(epx_group *group, epx_stream stream);
 EPX_API epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph);

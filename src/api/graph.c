@@ -3,6 +3,7 @@
 #include "group/launch.h"
 #include "group/registry.h"
 #include "group/streams.h"
+#include "modes/modes.h"
 #include "util/status.h"
 
 epx_status epx_graph_begin(epx_group *group, epx_stream stream)
@@ -12,12 +13,11 @@ epx_status epx_graph_begin(epx_group *group, epx_stream stream)
 
     if (status == EPX_OK)
         status = stream_check(group, stream, "epx_graph_begin");
-    return status == EPX_OK ? group->device->ops->graph_begin(group->device, group_stream(group, stream)) : status;
+    return status == EPX_OK ? graphs_begin(group, group_stream(group, stream)) : status;
 }
 
 epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph)
 {
-    struct device_graph *captured = NULL;
     API_ISSUE;
     epx_status status = group_check(group, "epx_graph_end");
 
@@ -28,8 +28,7 @@ epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph)
     if (!graph)
         return fail(EPX_ERR_ARGUMENT, "epx_graph_end: graph: expected a pointer, got NULL");
     *graph = NULL;
-    status = group->device->ops->graph_end(group->device, group_stream(group, stream), &captured);
-    return status == EPX_OK ? graphs_add(group, captured, graph) : status;
+    return graphs_end(group, group_stream(group, stream), graph);
 }
 
 epx_status epx_graph_launch(epx_graph *graph, epx_stream stream)
@@ -40,11 +39,17 @@ epx_status epx_graph_launch(epx_graph *graph, epx_stream stream)
 
     if (status == EPX_OK)
         status = stream_check(graph->group, stream, "epx_graph_launch");
+    if (status == EPX_OK)
+        status = ll_graph_check(graph);
     if (status != EPX_OK)
         return status;
     on = group_stream(graph->group, stream);
     status = launch_order(graph->group, &on);
-    return status == EPX_OK ? graph->group->device->ops->graph_launch(graph->group->device, graph->graph, on) : status;
+    if (status == EPX_OK)
+        status = graph->group->device->ops->graph_launch(graph->group->device, graph->graph, on);
+    if (status == EPX_OK)
+        ll_graph_launched(graph);
+    return status;
 }
 
 epx_status epx_graph_destroy(epx_graph *graph)

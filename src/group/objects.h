@@ -117,7 +117,9 @@ struct epx_group {
     int watch_fd;
     pthread_t sampler; /* of watch_sample.c */
     int sampler_state;
-    uint64_t issued[STAGED_KINDS]; /* low-latency operations so far */
+    uint64_t issued[STAGED_KINDS];   /* low-latency operations so far, those of launched graphs included */
+    uint64_t recorded[STAGED_KINDS]; /* ... and those that graphs were given */
+    struct recording *recordings;    /* between epx_graph_begin and epx_graph_end */
     struct epx_handle *handles;
     struct epx_event *events;
     struct epx_graph *graphs;
@@ -142,7 +144,8 @@ struct epx_handle {
     epx_tensor topk;     /* low latency: what the next dispatch reads */
     int dispatched;      /* a combine has a dispatch to follow */
     enum staged_kind staged;
-    uint64_t staged_number; /* group->issued when it was staged */
+    int staged_recorded;    /* it belongs to a graph, as its completion does: it holds no slot between launches */
+    uint64_t staged_number; /* group->issued when it was staged, or group->recorded */
     union {
         struct ll_dispatch_params dispatch;
         struct ll_combine_params combine;
@@ -155,10 +158,18 @@ struct epx_event {
     struct epx_event *next; /* of the group */
 };
 
+/* What a stream records. */
+struct recording {
+    struct device_stream *stream;
+    uint64_t operations[STAGED_KINDS]; /* of low latency */
+    struct recording *next;            /* of the group */
+};
+
 struct epx_graph {
     struct epx_group *group;
     struct device_graph *graph;
-    struct epx_graph *next; /* of the group */
+    uint64_t operations[STAGED_KINDS]; /* of low latency, in each launch */
+    struct epx_graph *next;            /* of the group */
 };
 
 /* NULL is the group's default stream. */

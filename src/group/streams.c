@@ -2,6 +2,7 @@
 #include "group/streams.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "group/registry.h"
 #include "util/status.h"
@@ -130,7 +131,55 @@ void events_destroy_all(struct epx_group *group)
         events_destroy(group->events);
 }
 
-epx_status graphs_add(struct epx_group *group, struct device_graph *captured, struct epx_graph **out)
+epx_status graphs_begin(struct epx_group *group, struct device_stream *stream)
+{
+    struct recording *recording = calloc(1, sizeof(*recording));
+    epx_status status;
+
+    if (!recording)
+        return fail(EPX_ERR_MEMORY, "epx_graph_begin: out of memory");
+    status = group->device->ops->graph_begin(group->device, stream);
+    if (status != EPX_OK) {
+        free(recording);
+        return status;
+    }
+    recording->stream = stream;
+    recording->next = group->recordings;
+    group->recordings = recording;
+    return EPX_OK;
+}
+
+static struct recording *find_recording(const struct epx_group *group, const struct device_stream *stream)
+{
+    struct recording *recording = group->recordings;
+
+    while (recording && recording->stream != stream)
+        recording = recording->next;
+    return recording;
+}
+
+/* A caller may have ended it by the vendor's call. */
+struct recording *graphs_recording(const struct epx_group *group, struct device_stream *stream)
+{
+    struct recording *recording = find_recording(group, stream);
+
+    return recording && group->device->ops->stream_captures(group->device, stream) ? recording : NULL;
+}
+
+static void end_recording(struct epx_group *group, struct recording *recording)
+{
+    struct recording **link = &group->recordings;
+
+    while (*link && *link != recording)
+        link = &(*link)->next;
+    if (*link)
+        *link = recording->next;
+    free(recording);
+}
+
+/* Takes over what the device has captured; destroys it when it fails. */
+static epx_status add_graph(struct epx_group *group, struct device_graph *captured, const struct recording *recording,
+                            struct epx_graph **out)
 {
     struct epx_graph *graph = calloc(1, sizeof(*graph));
     epx_status status;
@@ -143,10 +192,24 @@ epx_status graphs_add(struct epx_group *group, struct device_graph *captured, st
     }
     graph->group = group;
     graph->graph = captured;
+    if (recording)
+        memcpy(graph->operations, recording->operations, sizeof(graph->operations));
     graph->next = group->graphs;
     group->graphs = graph;
     *out = graph;
     return EPX_OK;
+}
+
+epx_status graphs_end(struct epx_group *group, struct device_stream *stream, struct epx_graph **out)
+{
+    struct recording *recording = find_recording(group, stream);
+    struct device_graph *captured = NULL;
+    epx_status status = group->device->ops->graph_end(group->device, stream, &captured);
+
+    if (status == EPX_OK)
+        status = add_graph(group, captured, recording, out);
+    end_recording(group, recording);
+    return status;
 }
 
 void graphs_destroy(struct epx_graph *graph)
@@ -164,6 +227,8 @@ void graphs_destroy(struct epx_graph *graph)
 
 void graphs_destroy_all(struct epx_group *group)
 {
+    while (group->recordings)
+        end_recording(group, group->recordings);
     while (group->graphs)
         graphs_destroy(group->graphs);
 }

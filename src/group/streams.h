@@ -16,8 +16,10 @@ epx_status events_create(struct epx_group *group, struct epx_event **event);
 void events_destroy(struct epx_event *event);
 void events_destroy_all(struct epx_group *group);
 
-/* Takes over what a device has captured; destroys it when it fails. */
-epx_status graphs_add(struct epx_group *group, struct device_graph *captured, struct epx_graph **graph);
+epx_status graphs_begin(struct epx_group *group, struct device_stream *stream);
+/* What the stream records since graphs_begin(); NULL: nothing, or a graph of the caller's own. */
+struct recording *graphs_recording(const struct epx_group *group, struct device_stream *stream);
+epx_status graphs_end(struct epx_group *group, struct device_stream *stream, struct epx_graph **graph);
 void graphs_destroy(struct epx_graph *graph);
 void graphs_destroy_all(struct epx_group *group);
 

@@ -4,24 +4,25 @@
 
 #include "group/launch.h"
 #include "group/region.h"
+#include "group/streams.h"
 #include "modes/modes.h"
 #include "util/status.h"
 
 /*
  * Operation n of a kind uses the slot of operation n - W. If that one is staged here and not yet completed, waiting for
- * it would never end: say so instead.
+ * it would never end: say so instead. What a graph records is compared with what graphs have staged, and each launch
+ * with what is staged then.
  */
-static epx_status slot_check(struct epx_handle *handle, enum staged_kind kind, const char *call)
+static epx_status slots_check(const struct epx_group *group, enum staged_kind kind, uint64_t last, int recorded,
+                              const char *call)
 {
-    struct epx_group *group = handle->group;
-    const uint64_t number = group->issued[kind] + 1;
     int pending = 0, blocked = 0;
 
     for (const struct epx_handle *h = group->handles; h; h = h->next) {
-        if (h->staged != kind)
+        if (h->staged != kind || h->staged_recorded != recorded)
             continue;
         pending++;
-        blocked |= number - h->staged_number >= (uint64_t)group->set.inflight;
+        blocked |= last - h->staged_number >= (uint64_t)group->set.inflight;
     }
     if (blocked)
         return fail(EPX_ERR_BUSY,
@@ -31,25 +32,63 @@ static epx_status slot_check(struct epx_handle *handle, enum staged_kind kind, c
     return EPX_OK;
 }
 
+static epx_status slot_check(const struct epx_group *group, enum staged_kind kind, struct device_stream *stream,
+                             const char *call)
+{
+    const int recorded = graphs_recording(group, group_stream(group, stream)) != NULL;
+
+    return slots_check(group, kind, (recorded ? group->recorded : group->issued)[kind] + 1, recorded, call);
+}
+
+epx_status ll_graph_check(const struct epx_graph *graph)
+{
+    const struct epx_group *group = graph->group;
+    epx_status status = EPX_OK;
+
+    for (int kind = 0; status == EPX_OK && kind < STAGED_KINDS; kind++)
+        if (graph->operations[kind])
+            status = slots_check(group, (enum staged_kind)kind, group->issued[kind] + graph->operations[kind], 0,
+                                 "epx_graph_launch");
+    return status;
+}
+
+void ll_graph_launched(const struct epx_graph *graph)
+{
+    for (int kind = 0; kind < STAGED_KINDS; kind++)
+        graph->group->issued[kind] += graph->operations[kind];
+}
+
+/* The number of an operation that was launched, or recorded. */
+static uint64_t count_operation(struct epx_group *group, enum staged_kind kind, struct recording *recording)
+{
+    if (!recording)
+        return ++group->issued[kind];
+    recording->operations[kind]++;
+    return ++group->recorded[kind];
+}
+
 /* Launches on at most `sms` multiprocessors (0: the group's number). A staged operation keeps its receive half for
  * ll_complete. */
 static epx_status launch_steps(struct epx_handle *handle, enum staged_kind kind, int send_only, enum kernel_id id,
                                void *params, int32_t *steps, size_t bytes, int sms, struct device_stream *stream)
 {
     struct epx_group *group = handle->group;
+    struct recording *recording = graphs_recording(group, group_stream(group, stream));
+    uint64_t number;
     epx_status status;
 
     *steps = send_only ? STEP_SEND : STEP_SEND | STEP_RECV;
     status = launch_sms(group, stream, id, params, bytes, sms);
     if (status != EPX_OK)
         return status;
-    group->issued[kind]++;
+    number = count_operation(group, kind, recording);
     if (!send_only)
         return EPX_OK;
     *steps = STEP_RECV;
     memcpy(&handle->pending, params, bytes);
     handle->staged = kind;
-    handle->staged_number = group->issued[kind];
+    handle->staged_recorded = recording != NULL;
+    handle->staged_number = number;
     return EPX_OK;
 }
 
@@ -84,7 +123,7 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
 epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream)
 {
     struct ll_dispatch_params p;
-    epx_status status = slot_check(handle, STAGED_DISPATCH, "epx_dispatch");
+    epx_status status = slot_check(handle->group, STAGED_DISPATCH, stream, "epx_dispatch");
 
     if (status != EPX_OK)
         return status;
@@ -158,7 +197,7 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
 {
     const int64_t element = (int64_t)epx_dtype_size((epx_dtype)args->tokens.dtype);
     struct ll_combine_params p;
-    epx_status status = slot_check(handle, STAGED_COMBINE, "epx_combine");
+    epx_status status = slot_check(handle->group, STAGED_COMBINE, stream, "epx_combine");
 
     if (status != EPX_OK)
         return status;

@@ -47,6 +47,10 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
 epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream);
 epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream);
 epx_status ll_complete(struct epx_handle *handle, struct device_stream *stream);
+/* Before a launch of the graph: EPX_ERR_BUSY if one of its operations would wait for the slot of a staged one. */
+epx_status ll_graph_check(const struct epx_graph *graph);
+/* After it. */
+void ll_graph_launched(const struct epx_graph *graph);
 
 /* Shared by the modes (modes/params.c). */
 struct signature make_signature(const struct epx_handle *handle, const epx_tensor *wire, uint64_t scale_bytes,

@@ -138,6 +138,43 @@ static void operations_are_recorded_and_replayed(void **state)
     assert_int_equal(fixture_run(3, NULL, live_update, NULL), 0);
 }
 
+/* The second dispatch of the graph needs the slot of the one that is staged: of two, the graph uses both. */
+static int launch_while_staged(struct fixture *s)
+{
+    const epx_handle_config as_ll = {
+        .size = sizeof(as_ll), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
+    epx_dispatch_config send_only = EPX_DISPATCH_CONFIG_INIT;
+    epx_handle *staged = NULL;
+    epx_graph *graph = NULL;
+
+    send_only.send_only = 1;
+    if (fixture_ll(s) || epx_handle_create(&staged, s->group, &as_ll) != EPX_OK ||
+        epx_handle_update(staged, &s->idx, NULL, NULL) != EPX_OK)
+        return fixture_fail(s, "a second handle");
+    if (epx_dispatch(staged, &s->in, &s->ll_out, NULL, &send_only, NULL) != EPX_OK)
+        return fixture_fail(s, "a staged dispatch");
+    if (epx_graph_begin(s->group, NULL) != EPX_OK ||
+        epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL) != EPX_OK ||
+        epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL) != EPX_OK ||
+        epx_graph_end(s->group, NULL, &graph) != EPX_OK)
+        return fixture_fail(s, "recording beside a staged dispatch");
+    if (epx_graph_launch(graph, NULL) != EPX_ERR_BUSY || !strstr(epx_last_error(), "epx_graph_launch: 1 staged") ||
+        !strstr(epx_last_error(), "max_inflight = 2"))
+        return fixture_fail(s, "a launch that needs a slot in use");
+    if (epx_complete(staged, NULL) != EPX_OK || epx_handle_destroy(staged) != EPX_OK)
+        return fixture_fail(s, "completing");
+    fixture_refill(s);
+    if (fixture_sync(s, epx_graph_launch(graph, NULL)) != EPX_OK)
+        return fixture_fail(s, "launching after the completion");
+    return fixture_check_ll_dispatch(s);
+}
+
+static void a_launch_that_needs_a_staged_slot_is_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(2, NULL, launch_while_staged, NULL), 0);
+}
+
 static void take_a_while(void *arg)
 {
     (void)arg;
@@ -186,4 +223,5 @@ static void updates_beside_those_of_graphs_are_counted(void **state)
 UNIT_MAIN(cmocka_unit_test_setup_teardown(every_launch_runs_all_in_order, open_device, close_device),
           cmocka_unit_test_setup_teardown(what_a_graph_cannot_have_is_refused, open_device, close_device),
           cmocka_unit_test(operations_are_recorded_and_replayed),
+          cmocka_unit_test(a_launch_that_needs_a_staged_slot_is_refused),
           cmocka_unit_test(updates_beside_those_of_graphs_are_counted))
