@@ -28,6 +28,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
 
 import epx
 import numpy as np
+import slow
 
 RANKS, STEPS, TOKENS, HIDDEN, TOPK, EXPERTS = 4, 3, 8, 32, 2, 8
 JOIN_S = 60
@@ -46,16 +47,7 @@ class Story(NamedTuple):
 STORIES = [Story("dispatch", 2), Story("between", 0, late=True), Story("combine", 2, doomed=True),
            Story("dispatch", 1, second=3)]
 
-
-def slow() -> float:
-    """As tests/lib/slow.c: how much longer deadlines must be where a busy process gets less than half of a core."""
-    start, busy = time.monotonic(), time.thread_time()
-    while time.thread_time() - busy < 0.02:
-        pass
-    return min(max((time.monotonic() - start) / 0.02 / 2, 1.0), 10.0)
-
-
-TIMEOUT_MS = int(1500 * slow())
+TIMEOUT_MS = int(1500 * slow.factor())
 LIMIT_S = 70 + TIMEOUT_MS // 100  # a story lasts a deadline and a half, or two of them
 CONFIG = dict(num_experts=EXPERTS, max_tokens_per_rank=TOKENS, max_hidden_bytes=4 * HIDDEN, max_topk=TOPK,
               device=epx.Device.CPU, enable_mask=1, timeout_ms=TIMEOUT_MS, net=NET,

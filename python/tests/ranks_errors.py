@@ -107,7 +107,7 @@ def test_recovery(world: World) -> None:
     A rank that finds out before it has sent anything leaves the others to their deadline: a short one here."""
     world.only("cpu")
     work = Work(world.nranks, 12, 128, 2 * world.nranks, 2, seed=4, uneven=False)
-    with environment(EPX_TIMEOUT_MS="3000"):
+    with environment(EPX_TIMEOUT_MS=world.deadline(3000)):
         buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 26, 0, explicitly_destroy=True)
         fail_and_recover(world, buffer, work)
     exchange(world, buffer, work)
@@ -209,7 +209,7 @@ def test_too_many_tokens(world: World) -> None:
 def test_absent_rank(world: World) -> None:
     """A rank that does not come: a timeout that names it."""
     world.only("cpu")
-    with environment(EPX_TIMEOUT_MS="1000"):
+    with environment(EPX_TIMEOUT_MS=world.deadline(1000)):
         buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
         work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=6)
         check_one(world, buffer, work, 8)

@@ -68,7 +68,7 @@ def test_events_outlive_their_group(world: World) -> None:
     world.only("cpu")
     ranks, me = world.nranks, world.rank
     small, large = (Work(ranks, tokens, 128, 2 * ranks, 2, seed=5, uneven=False) for tokens in (8, 66))
-    with environment(EPX_DEEP_EP_MAX_TOKENS="8", EPX_TIMEOUT_MS="3000"):
+    with environment(EPX_DEEP_EP_MAX_TOKENS="8", EPX_TIMEOUT_MS=world.deadline(3000)):
         buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
 
         def begin(**options: Any) -> deep_ep.EventOverlap:

@@ -242,7 +242,7 @@ def test_hybrid_drops(world: World) -> None:
 def test_hybrid_recovers(world: World) -> None:
     """More rows than num_dispatched_tokens end the operation on all ranks; after recover() the buffer works."""
     world.only("cpu")
-    with environment(EPX_TIMEOUT_MS="3000"):
+    with environment(EPX_TIMEOUT_MS=world.deadline(3000)):
         work = Work(world.nranks, 20, 128, 3 * world.nranks, 4, seed=32, uneven=False)
         buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 20, 3)
         try:

@@ -376,7 +376,7 @@ def test_interrupt(world: World) -> None:
 def test_interrupt_while_counts_are_exchanged(world: World) -> None:
     """The same where a high-throughput dispatch waits for the counts of a rank that is late."""
     world.only("cpu")
-    with environment(EPX_TIMEOUT_MS="1500"):
+    with environment(EPX_TIMEOUT_MS=world.deadline(1500)):
         buffer = new_buffer()
         work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=14)
         exchange(world, buffer, work)

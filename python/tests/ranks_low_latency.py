@@ -481,7 +481,7 @@ def test_masks(world: World) -> None:
     one that was masked by hand."""
     if world.nranks < 3:
         return
-    with environment(EPX_TIMEOUT_MS="1500"):
+    with environment(EPX_TIMEOUT_MS=world.deadline(1500)):
         buffer = deep_ep.Buffer(dist.group.WORLD, 0, 1 << 20, low_latency_mode=True, enable_shrink=True,
                                 explicitly_destroy=True)
         late = world.nranks - 1
@@ -694,7 +694,7 @@ def test_overlap(world: World) -> None:
 def test_overlap_has_a_deadline(world: World) -> None:
     """A signal that never comes ends the combine on all ranks."""
     # It is the deadline of the creation of the group, too, which takes longer on a GPU that ranks share.
-    with environment(EPX_TIMEOUT_MS="700" if world.device.type == "cpu" else "3000"):
+    with environment(EPX_TIMEOUT_MS=world.deadline(700 if world.device.type == "cpu" else 3000)):
         buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
         work = Work(world.nranks, 8, 128, world.nranks, 2, seed=230)
         _recv, _counts, handle = dispatch(world, buffer, work, 8, use_fp8=False)
@@ -734,13 +734,13 @@ def check_missing_from_the_start(world: World) -> None:
 
 
 def test_missing_from_the_start(world: World) -> None:
-    with environment(EPX_TIMEOUT_MS="1500"):
+    with environment(EPX_TIMEOUT_MS=world.deadline(1500)):
         check_missing_from_the_start(world)
 
 
 def test_missing_from_the_start_between_nodes(world: World) -> None:
     world.node_buffer()  # sets the environment
-    with environment(EPX_TIMEOUT_MS="1500"):
+    with environment(EPX_TIMEOUT_MS=world.deadline(1500)):
         check_missing_from_the_start(world)
 
 

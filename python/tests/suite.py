@@ -34,6 +34,7 @@ import torch.distributed as dist
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import deep_ep  # noqa: E402
 import epx  # noqa: E402
+import slow  # noqa: E402
 
 MOST_FAILURES = 3
 MODULES = sorted(name[:-3] for name in os.listdir(os.path.dirname(os.path.abspath(__file__)))
@@ -91,6 +92,13 @@ class World:
             self._buffers[name] = deep_ep.Buffer(
                 dist.group.WORLD, 1 << 28, 0, low_latency_mode=True, explicitly_destroy=True)
         return self._buffers[name]
+
+    def deadline(self, ms: int) -> str:
+        """EPX_TIMEOUT_MS for a test that waits for a deadline, or for none: longer on a busy machine, the same on all
+        ranks. Collective."""
+        said = [slow.factor() if self.rank == 0 else 0.0]
+        dist.broadcast_object_list(said, 0)
+        return str(int(ms * said[0]))
 
     def close(self) -> None:
         """Ends the shared buffers."""

@@ -58,7 +58,7 @@ static int wide_zones(struct fixture *s)
 /* Rows are numbered with 32 bits: so many padded zones would begin again below zero. */
 static void zones_beyond_all_rows_are_refused(void **state)
 {
-    epx_group_config config = fixture_config(2000);
+    epx_group_config config = fixture_config(20000);
 
     (void)state;
     config.num_experts = 4096;
@@ -98,7 +98,7 @@ static const struct group_mistake group_mistakes[] = {
 static int group_mistake_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     const struct group_mistake *mistake = arg;
-    epx_group_config config = fixture_config(2000);
+    epx_group_config config = fixture_config(20000);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
     const char *const *words = WORDS(mistake->field, mistake->given);
     struct fixture s = {.rank = rank, .nranks = n};
@@ -136,7 +136,7 @@ static const struct edge {
 
 static epx_status memory_of(const struct edge *e, int32_t value)
 {
-    epx_group_config config = fixture_config(2000);
+    epx_group_config config = fixture_config(20000);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
 
     memcpy((char *)&config + e->offset, &value, sizeof(value));
@@ -159,7 +159,7 @@ static void each_limit_is_taken_and_the_next_value_refused(void **state)
 
 static epx_status memory_of_ranks(int ranks, int per_node, int tokens)
 {
-    epx_group_config config = fixture_config_of(2000, ranks, tokens, 16, 1);
+    epx_group_config config = fixture_config_of(20000, ranks, tokens, 16, 1);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
 
     config.ranks_per_node = per_node;
@@ -187,7 +187,7 @@ static void an_endless_alloc_heap_is_refused(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(bytes) / sizeof(*bytes); i++) {
-        epx_group_config config = fixture_config(2000);
+        epx_group_config config = fixture_config(20000);
 
         config.alloc_bytes = bytes[i];
         assert_int_equal(epx_group_memory(&config, 2, &info), EPX_ERR_ARGUMENT);
@@ -198,7 +198,7 @@ static void an_endless_alloc_heap_is_refused(void **state)
 /* Between nodes everything that belongs together is one message, whose size has an end. */
 static void what_no_message_holds_is_refused_across_nodes(void **state)
 {
-    epx_group_config config = fixture_config(2000);
+    epx_group_config config = fixture_config(20000);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
 
     (void)state;
@@ -207,7 +207,7 @@ static void what_no_message_holds_is_refused_across_nodes(void **state)
     config.ranks_per_node = 2;
     assert_int_equal(epx_group_memory(&config, 4, &info), EPX_ERR_ARGUMENT);
     assert_non_null(strstr(epx_last_error(), "max_hidden_bytes"));
-    config = fixture_config(2000);
+    config = fixture_config(20000);
     config.ranks_per_node = 2;
     config.max_tokens_per_rank = 1 << 20; /* what describes them travels with the rows, or in pieces */
     assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
@@ -216,7 +216,7 @@ static void what_no_message_holds_is_refused_across_nodes(void **state)
 /* Commands have 36 bits for a place in the heap, in units of 16 bytes. */
 static void a_heap_between_nodes_ends_at_a_tebibyte(void **state)
 {
-    epx_group_config config = fixture_config(2000);
+    epx_group_config config = fixture_config(20000);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
 
     (void)state;
@@ -234,7 +234,7 @@ static void a_heap_between_nodes_ends_at_a_tebibyte(void **state)
 
 static int bootstrap_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = fixture_config(2000);
+    epx_group_config config = fixture_config(20000);
     epx_bootstrap far = *boot, empty = *boot, tiny = *boot;
     struct fixture fixture = {.rank = rank}, *s = &fixture;
 
@@ -267,7 +267,7 @@ static void wrong_bootstraps_are_refused(void **state)
 static int mismatch_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     const struct group_mistake *mistake = arg;
-    epx_group_config config = fixture_config(2000);
+    epx_group_config config = fixture_config(20000);
 
     if (rank == 2)
         memcpy((char *)&config + mistake->offset, &mistake->value, sizeof(int32_t));
@@ -323,7 +323,7 @@ static void a_device_left_open_is_the_one_it_stands_for(void **state)
 /* One rank's configuration is wrong in itself: it says why, the others say who. */
 static int one_wrong_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = fixture_config(2000);
+    epx_group_config config = fixture_config(20000);
 
     (void)arg;
     if (rank == 1)
@@ -406,7 +406,7 @@ static void a_wide_wait_has_its_limits(void **state)
                  {"97K", 99328}, {"-1", 100},   {"-0", 0},          {"2147483648", 100}, {"9223372036854775808", 100},
                  {"1e3", 100},   {"10us", 100}, {"0x10", 100},      {"1.5", 100},        {" ", 100},
                  {"", 100},      {"soon", 100}};
-    const epx_group_config config = fixture_config(2000);
+    const epx_group_config config = fixture_config(20000);
     struct settings set;
 
     (void)state;

@@ -145,7 +145,7 @@ static int last_work(struct fixture *s)
 
 static void a_group_ends_after_its_streams(void **state)
 {
-    const epx_group_config config = fixture_config(2000);
+    const epx_group_config config = fixture_config(20000);
 
     (void)state;
     assert_int_equal(fixture_group_run(1, &config, last_work, NULL), 0);

@@ -214,7 +214,7 @@ static int update_in_a_graph(struct fixture *s)
 
 static void updates_beside_those_of_graphs_are_counted(void **state)
 {
-    epx_group_config config = fixture_config(3000);
+    epx_group_config config = fixture_config(20000);
 
     (void)state;
     assert_int_equal(fixture_run(3, &config, update_in_a_graph, NULL), 0);
