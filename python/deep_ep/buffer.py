@@ -325,13 +325,9 @@ class Buffer:
         launcher = self._launcher(x.device, previous_event, async_finish, allocate_on_comm_stream)
         return _high_throughput.combine(self._engine, launcher, x, handle, topk_weights, bias)
 
-    def internode_dispatch(self, *args: Any, **kwargs: Any) -> Tuple[Any, ...]:
-        """The same as dispatch(), which works inside a node and between nodes."""
-        return self.dispatch(*args, **kwargs)
-
-    def internode_combine(self, *args: Any, **kwargs: Any) -> Tuple[Any, ...]:
-        """The same as combine(), which works inside a node and between nodes."""
-        return self.combine(*args, **kwargs)
+    # dispatch() and combine() work inside a node and between nodes. Aliases have their signatures.
+    internode_dispatch = dispatch
+    internode_combine = combine
 
     # ---- Low latency
 
@@ -364,11 +360,11 @@ class Buffer:
         [R*M,H/2,El], scales e4m3 [32,4,ceil(R*M/128),4,H/64,El]), both permuted views of what matrix kernels read. An
         element is code * scale / x_global_scale. use_nvfp4 comes before use_fp8, whose default is True.
         """
-        if use_nvfp4:
-            use_fp8 = round_scale = use_ue8m0 = False
-        if use_ue8m0 and not (use_fp8 and round_scale):
-            raise wrong("use_ue8m0", "use_fp8 and round_scale with it",
-                        "use_fp8=%r, round_scale=%r" % (use_fp8, round_scale))
+        use_fp8 = use_fp8 and not use_nvfp4
+        if not use_fp8:  # as in DeepEP: both are about the scales of FP8
+            round_scale = use_ue8m0 = False
+        if use_ue8m0 and not round_scale:
+            raise wrong("use_ue8m0", "round_scale with it", "round_scale=%r" % round_scale)
         engine, launcher = self._engine, None
         if engine.closed or async_finish or not return_recv_hook:
             launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)

@@ -178,8 +178,12 @@ def test_scales(world: World) -> None:
                     check_flat(world, work, result, sent, True)
                 scales = result[0][1]
                 rows = scales.shape[0]
-                if scales.shape[1] > 1 and rows > 1:
+                if tma or (scales.shape[1] > 1 and rows > 1):
                     assert scales.stride() == ((1, up(rows, 4)) if tma else (scales.shape[1], 1)), scales.stride()
+        work.idx[world.rank].fill_(-1)
+        nothing = send(world, buffer, work, _fp8(work, True)(work.x[world.rank]), use_tma_aligned_col_major_sf=True)
+        assert nothing[0][1].stride() == (1, 0)  # no rank sends a row
+        work = make_work(world, 2, hidden=256)
         packs = [torch.arange(len(x) * 256 // 32, dtype=torch.int32).view(len(x), 256 // 32) for x in work.x]
         rows_of = [x.view(torch.uint8)[:, :256].contiguous() for x in work.x]
         recv, *_ = send(world, buffer, work, (rows_of[world.rank], packs[world.rank]))

@@ -95,7 +95,8 @@ def check_one(world: World, buffer: deep_ep.Buffer, work: Work, most: int, cast:
     """One dispatch and one combine, checked; returns the combined rows."""
     me = buffer.rank
     how = dict(async_finish=asynchronous, return_recv_hook=hooked)
-    options = {"bf16": dict(use_fp8=False), "fp8": {}, "round": dict(round_scale=True),
+    options = {"bf16": dict(use_fp8=False, use_ue8m0=asynchronous), "fp8": {},  # no scales: use_ue8m0 says nothing
+               "round": dict(round_scale=True),
                "ue8m0": dict(round_scale=True, use_ue8m0=True)}[cast]
     recv, counts, handle = dispatch(world, buffer, work, most, **options, **how)
     if isinstance(recv, tuple):

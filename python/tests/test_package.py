@@ -139,6 +139,7 @@ except epx.EpxError as error:
             "low_latency_clean_mask_buffer": "",
             "get_next_low_latency_combine_buffer": "handle",
         }
+        expected.update(internode_dispatch=expected["dispatch"], internode_combine=expected["combine"])
         for name, text in expected.items():
             parameters = list(inspect.signature(getattr(deep_ep.Buffer, name)).parameters.values())[1:]
             got = " ".join(p.name if p.default is p.empty else "%s=%r" % (p.name, p.default) for p in parameters)

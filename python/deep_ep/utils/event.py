@@ -43,11 +43,11 @@ class EventOverlap:
         self.hook_after_wait: Optional[Callable[[], Any]] = None
         self._release = False
 
-    def register_hook_after_wait(self, hook: Callable[[], Any]) -> None:
+    def register_hook_after_wait(self, fn: Callable[[], Any]) -> None:
         """Sets the hook. There is at most one."""
         if self.hook_after_wait is not None:
             raise refused("register_hook_after_wait: expected an event without a hook, got one that has a hook")
-        self.hook_after_wait = hook
+        self.hook_after_wait = fn
 
     @eager
     def current_stream_wait(self, release_handle: bool = False) -> Any:
