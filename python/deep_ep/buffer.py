@@ -19,7 +19,7 @@ from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
 from ._streams import CudaLaunch, HostLaunch, current_address, overlap_of
 from .config import Config
-from .utils import EventHandle, EventOverlap
+from .utils import EventHandle, EventOverlap, initialize_uccl
 
 _Tokens = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 _Handle = Tuple[Any, ...]
@@ -66,7 +66,8 @@ class Buffer:
                  low_latency_mode: bool = False,
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                  explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
-                 use_default_stream_as_comm_stream: bool = False, use_fabric: Optional[bool] = None) -> None:
+                 use_default_stream_as_comm_stream: bool = False, use_fabric: Optional[bool] = None,
+                 is_intranode: Optional[bool] = None) -> None:
         """`group` is a torch.distributed group of any backend (only all_gather_object is used). Without it, `comm` is
         an mpi4py communicator.
 
@@ -75,7 +76,7 @@ class Buffer:
         rank does not offer that, the log of rank 0 says why, and hosts are nodes. num_qps_per_rank and
         allow_nvlink_for_low_latency_mode are accepted and have no effect.
         use_default_stream_as_comm_stream is an addition of Primus-Turbo: operations run on the stream that is current
-        when they are called.
+        when they are called. is_intranode is an addition of UCCL-EP; EPX finds the nodes itself.
         """
         checks.positive("num_nvl_bytes", num_nvl_bytes, 0)
         checks.positive("num_rdma_bytes", num_rdma_bytes, 0)
@@ -88,7 +89,8 @@ class Buffer:
         self.group_size = bootstrap.nranks
         unused.variables(self.rank)
         unused.arguments(self.rank, "deep_ep.Buffer", num_qps_per_rank=(num_qps_per_rank, 24),
-                         allow_nvlink_for_low_latency_mode=(bool(allow_nvlink_for_low_latency_mode), True))
+                         allow_nvlink_for_low_latency_mode=(bool(allow_nvlink_for_low_latency_mode), True),
+                         is_intranode=(is_intranode, None))
         self.group = group if group is not None else comm
         self.num_nvl_bytes = num_nvl_bytes
         self.num_rdma_bytes = num_rdma_bytes
@@ -96,6 +98,7 @@ class Buffer:
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
         self.runtime: Optional[Runtime] = Runtime(self._engine)
+        self.proxies, self.workers = initialize_uccl()
         self._comm_stream: Any = None
         self._last_config: Optional[Config] = None
         self._last_layout: Callable[[], Optional[LayoutPlan]] = lambda: None
@@ -121,6 +124,12 @@ class Buffer:
         """
         self._engine.check_graphs(graphs_released)
         self._engine.recover()
+
+    def connect_atomic_buffer(self, proxy: Any) -> None:
+        """Does nothing: a name of UCCL-EP, whose proxies are started apart from a buffer."""
+
+    def reset_rdma_buffer(self) -> None:
+        """Does nothing: a name of UCCL-EP. EPX's memory needs no cleaning between operations."""
 
     def _close(self, handles_too: bool) -> None:
         engine = getattr(self, "_engine", None)

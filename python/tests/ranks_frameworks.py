@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that frameworks make, argument for argument (docs/frameworks.md): Megatron-LM, vLLM, SGLang, Primus-Turbo.
+"""The calls that frameworks make, argument for argument (docs/frameworks.md): Megatron-LM, vLLM, SGLang, Primus-Turbo,
+UCCL-EP.
 
 Experts do nothing here: a row comes back as it was sent, once from every rank that got it, so that what combine must
 give is known. The other modules compare everything else.
@@ -278,6 +279,27 @@ def test_primus_turbo(world: World) -> None:
         assert same_bits(out, sent.returned(ranks))
         grad, grad_weights, _ = buffer.combine(rows.contiguous(), handle, topk_weights=row_weights.float())
         check_weights(grad_weights, sent)
+
+
+# ---- UCCL-EP: proxies that a program starts and stops
+
+def test_uccl(world: World) -> None:
+    group, sent = dist.group.WORLD, batch(world, 5)
+    proxies, workers = deep_ep.initialize_uccl(0, 0, world.rank, world.nranks, group, use_normal_mode=True,
+                                               is_intranode=True, rdma_buffer_is_host_allocated=False)
+    buffer = deep_ep.Buffer(group, int(2e9), 0, low_latency_mode=False, num_qps_per_rank=1, explicitly_destroy=True,
+                            is_intranode=True)
+    for proxy in proxies + buffer.proxies:
+        buffer.connect_atomic_buffer(proxy)
+    per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(sent.idx, sent.experts)
+    rows, _idx, _weights, _counts, handle, _ = buffer.dispatch(
+        sent.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert, topk_idx=sent.idx, topk_weights=sent.weights)
+    buffer.reset_rdma_buffer()
+    assert same_bits(buffer.combine(rows, handle)[0], sent.returned(world.nranks))
+    buffer.destroy()
+    deep_ep.destroy_uccl(buffer.proxies, buffer.workers)
+    deep_ep.destroy_uccl(proxies, workers)
 
 
 # ---- DeepEP's own tests

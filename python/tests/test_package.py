@@ -144,7 +144,7 @@ except epx.EpxError as error:
             parameters = list(inspect.signature(getattr(deep_ep.Buffer, name)).parameters.values())[1:]
             got = " ".join(p.name if p.default is p.empty else "%s=%r" % (p.name, p.default) for p in parameters)
             got = got.replace("group=None", "group")
-            for extra in (" use_fabric=None", " use_default_stream_as_comm_stream=False",
+            for extra in (" is_intranode=None", " use_fabric=None", " use_default_stream_as_comm_stream=False",
                           " num_recv_tokens_per_expert_as_cuda=False", " use_nvfp4=False x_global_scale=None",
                           " overlap=False src_signals=None src_signal_expect_value=0 packed_recv_count=None "
                           "comp_signal=None block_m=64 threshold=0 num_sms=None"):
