@@ -273,7 +273,10 @@ class Overlapped:
         self.signals = self.world.to(torch.zeros(
             self.local * (-(-rows // self.block) if self.block else 1), dtype=torch.int32))
         self.num_sms = rng.choice((None, 1, 2, 8))
+        if self.late and self.signals.is_cuda:
+            self.num_sms = 2  # what writes the rows needs room on the GPU
         self.full = torch.empty(0)
+        self.ready: Any = None  # the rows may be written
         program.text.append("overlap late=%s block=%d" % (self.late, self.block))
 
     def begin(self, rows: torch.Tensor) -> Dict[str, Any]:
@@ -281,6 +284,7 @@ class Overlapped:
         if self.late:
             self.full = rows.clone()
             rows.fill_(float("nan"))  # what is read too early
+            self.ready = deep_ep.Buffer.capture().event
         else:
             self.signals.fill_(self.value)
         given: Dict[str, Any] = dict(src_signals=self.signals, src_signal_expect_value=self.value)
@@ -291,6 +295,8 @@ class Overlapped:
     def end(self, rows: torch.Tensor) -> None:
         """Writes the rows of one expert after the other, if that is still to do."""
         side = torch.cuda.Stream() if self.late and rows.is_cuda else None
+        if side is not None:
+            self.ready.wait_on(side)
         with torch.cuda.stream(side) if side is not None else contextlib.nullcontext():
             for l in range(self.local if self.late else 0):
                 rows[l] = self.full[l]
