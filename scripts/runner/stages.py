@@ -135,10 +135,10 @@ def gcc_build(run, folder):
 
 
 def gcc(run):
-    """gcc -Werror, all tests (EPX_TEST_SCALE=1)"""
+    """gcc -Werror, all tests (EPX_TEST_SCALE=0.75)"""
     folder = gcc_folder()
     if gcc_build(run, folder):
-        run.ctest("gcc", folder, 1, [])
+        run.ctest("gcc", folder, 0.75, [])
 
 
 def quick(run):
