@@ -20,6 +20,7 @@ struct gpu {
 
 struct rank_cost {
     struct server sm, card_out[MAX_CARDS], card_in[MAX_CARDS];
+    struct server engine_out[MAX_CARDS], engine_in[MAX_CARDS]; /* of a card: begins messages while bytes are sent */
     struct cost_traffic traffic;
 };
 
@@ -337,6 +338,7 @@ static uint64_t put_bytes(const struct net_put *put, uint64_t *header)
 uint64_t cost_depart(int from, int endpoint, int to, const struct net_put *put, uint64_t now_ns)
 {
     struct rank_cost *rank = &cost.ranks[from];
+    const int card = endpoint % (int)cost.m.cards_per_rank;
     const uint64_t now = now_ns * 1000;
     uint64_t header, at = now;
     const uint64_t bytes = put_bytes(put, &header);
@@ -348,8 +350,8 @@ uint64_t cost_depart(int from, int endpoint, int to, const struct net_put *put, 
     rank->traffic.header_bytes += header;
     if (bytes)
         at = stream_through(&cost.gpus[gpu_of(from)].bus_out, at, bytes, cost.m.bus_rate);
-    at = serve(&rank->card_out[endpoint % (int)cost.m.cards_per_rank], at, bytes, cost.m.card_rate);
-    at = serve(&rank->card_out[endpoint % (int)cost.m.cards_per_rank], at, cost.m.message_ns, 1000);
+    at = serve(&rank->engine_out[card], at, cost.m.message_ns, 1000);
+    at = serve(&rank->card_out[card], at, bytes, cost.m.card_rate);
     at = later(at, stream_through(&cost.nodes[node_of(from)].up, now, bytes, cost.m.uplink_rate));
     return at / 1000 + cost.m.wire_ns;
 }
@@ -357,15 +359,15 @@ uint64_t cost_depart(int from, int endpoint, int to, const struct net_put *put, 
 uint64_t cost_land(int from, int to, int endpoint, const struct net_put *put, uint64_t now_ns)
 {
     struct rank_cost *rank = &cost.ranks[to];
-    struct server *card = &rank->card_in[endpoint % (int)cost.m.cards_per_rank];
+    const int card = endpoint % (int)cost.m.cards_per_rank;
     const uint64_t now = now_ns * 1000;
     uint64_t header, at;
     const uint64_t bytes = put_bytes(put, &header);
 
     (void)from;
     at = stream_through(&cost.nodes[node_of(to)].down, now, bytes, cost.m.uplink_rate);
-    card->free_ps += cost.m.message_ns * 1000;
-    at = later(at, stream_through(card, now, bytes, cost.m.card_rate));
+    at = later(at, stream_through(&rank->card_in[card], now, bytes, cost.m.card_rate));
+    at = later(at, stream_through(&rank->engine_in[card], now, cost.m.message_ns, 1000));
     if (bytes)
         at = later(at, stream_through(&cost.gpus[gpu_of(to)].bus_in, now, bytes, cost.m.bus_rate));
     return at / 1000;

@@ -7,6 +7,7 @@
  *            rows ---> SMs of its rank | memory of each GPU | links out and in of each GPU      (servers)
  *   proxy    commands, puts, events ---> its own clock
  *   put      bus out | card out | uplink ---> wire ---> uplink | card in | bus in               (servers)
+ *            a card begins messages, and sends bytes: two servers, one behind the other
  *
  * A server does one thing after the other at its rate: what is asked of it waits for what was asked before. Whoever
  * moves rows goes on when its own SMs and links are done with them, and waits for the other servers where it must: at
