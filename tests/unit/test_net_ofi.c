@@ -526,6 +526,20 @@ static int who_says_it_is_rank_0_does_not_keep_it_out(struct suite_rank *self)
     return suite_finish(self);
 }
 
+/* Rank 0 of a busy machine connects, and gets no processor before it can say hello. It is no stranger. */
+static int who_says_hello_late_is_let_in(struct suite_rank *self)
+{
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    SUITE_TRY(join_peer(self, 1 - self->rank));
+    if (self->rank == 0) {
+        SUITE_TRY(suite_step(self));
+        usleep(1300000);
+    }
+    SUITE_TRY(put_both_ways(self, 20));
+    return suite_finish(self);
+}
+
 /* Where it is not shut out, rank 1 gives up in time, and says why. */
 static int too_many_guesses_end_an_endpoint(struct suite_rank *self)
 {
@@ -652,7 +666,9 @@ static const struct suite_case own_cases[] = {
     {.name = "a_flood_is_shut_out_before_all_have_come", .nranks = 3, .body = a_flood_is_shut_out_before_all_have_come},
     {.name = "who_says_it_is_rank_0_does_not_keep_it_out",
      .nranks = 3,
-     .body = who_says_it_is_rank_0_does_not_keep_it_out},
+     .body = who_says_it_is_rank_0_does_not_keep_it_out,
+     .timeout_ms = 8000},
+    {.name = "who_says_hello_late_is_let_in", .nranks = 2, .body = who_says_hello_late_is_let_in},
     {.name = "too_many_guesses_end_an_endpoint", .nranks = 3, .body = too_many_guesses_end_an_endpoint},
     {.name = "connections_of_strangers_cost_nothing", .nranks = 3, .body = connections_of_strangers_cost_nothing},
 };

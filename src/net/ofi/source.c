@@ -27,7 +27,10 @@
 #include "util/clock.h"
 #include "util/log.h"
 
-#define LOOK_EVERY_NS 500000000u
+/* Between two looks for strangers: a tenth of the deadline, within these. A rank of a busy machine connects, and says
+ * hello many turns of its scheduler later: with half a second one of some hundred groups was not created at load 40. */
+#define LOOK_MIN_NS 500000000u
+#define LOOK_MAX_NS 5000000000u
 
 /* A connection of this process. */
 struct link {
@@ -122,7 +125,7 @@ static uint32_t source_of(const struct ofi_net *n, const struct links *links, in
     if (links->failed || fi_av_lookup(n->av, n->peers[peer].address, &at, &bytes) || bytes > sizeof(at))
         return OFI_SOURCE;
     for (int i = 0; i < links->count; i++) {
-        if (!same(&links->at[i].other, &at))
+        if (links->at[i].fd == n->peers[peer].reach_fd - 1 || !same(&links->at[i].other, &at))
             continue;
         if (found)
             return OFI_SOURCE;
@@ -263,13 +266,13 @@ int ofi_shut_strangers(struct ofi_net *n, int all)
  * that stay and say no hello are shut. A rank that has connected says hello at once; a busy machine is given time. */
 void ofi_look_around(struct ofi_net *n)
 {
-    const uint64_t now = clock_ns();
+    const uint64_t now = clock_ns(), tenth = n->timeout_ns / 10, most = tenth < LOOK_MAX_NS ? tenth : LOOK_MAX_NS;
 
     if (now < n->look_at)
         return;
     if (n->look_at)
         (void)ofi_shut_strangers(n, 0);
-    n->look_at = now + LOOK_EVERY_NS;
+    n->look_at = now + (most > LOOK_MIN_NS ? most : LOOK_MIN_NS);
 }
 
 #endif
