@@ -35,7 +35,7 @@ KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_para
         if (l >= L)
             continue;
         h->info->expert_counts[l] = n;
-        if (e >= g->experts && !flat) {
+        if (e >= g->experts && !flat && !AG_ONE_LANE) { /* hn_base_zones() of one lane has them too */
             h->zone[l] = (int32_t)offset;
             h->filled[l] = 0;
         }

@@ -159,6 +159,10 @@ KFN void ll_name_row(const struct ll_dispatch_params *p, const struct ll_view *v
 
     if (id < 0 || l < 0 || l >= L)
         return;
+    /* Entries that share a row: the first names it. Lanes of a GPU store the same twice, which costs less. */
+    for (int before = 0; AG_ONE_LANE && before < k; before++)
+        if (v->ids[pair - (size_t)k + (size_t)before] == id)
+            return;
     const int64_t place = (int64_t)l * p->outer_rows + p->h->begin[l * g->nranks + s] + number;
     if (p->src_rank)
         p->src_rank[place] = s;
