@@ -152,6 +152,7 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
         refuse(t, event, event->peer, rank, "an immediate arrived from a rank that is no peer of this endpoint");
         return;
     }
+    t->peers[t->by_rank[rank]].heard = 1;
     if (alarm != ALARM_NONE && o->on_alarm && ALARM_CULPRIT(alarm) < o->nranks) {
         stat_add(&t->stats.arrivals, 1);
         if (ALARM_CAUSE(alarm) == ALARM_GOODBYE)

@@ -12,9 +12,11 @@
  *
  * A goodbye needs no order. What it overtakes still arrives, for the endpoint is closed when all has been answered. A
  * loss that overtakes it is reported after the grace period (alarm.c), and by then the goodbye has come. Two ranks that
- * leave at the same time do not wait for each other's answers. Whom this rank has sent nothing, which would have to be
- * connected first, sends it nothing either. A peer that this rank has masked, and that was late rather than dead, is
- * told that instead: it has missed operations.
+ * leave at the same time do not wait for each other's answers. A peer to which this rank has sent nothing, and from
+ * which nothing has come, is not told: it would have to be connected first. Where nodes have different sizes, a rank
+ * sends to a relay that sends it nothing; when the relay ends first, the rank's own goodbye would find nobody and take
+ * a whole deadline. A peer that this rank has masked, and that was late rather than dead, is told that instead: it has
+ * missed operations.
  */
 #include "proxy/internal.h"
 
@@ -29,7 +31,7 @@ static uint32_t goodbye_for(const struct proxy_thread *t, const struct peer *pee
 
 static int need_not_be_told(const struct peer *peer)
 {
-    return peer->next == 0 || peer->told_left || INJECT_BUG(BUG_NO_GOODBYE, 1, 0);
+    return (peer->next == 0 && !peer->heard) || peer->told_left || INJECT_BUG(BUG_NO_GOODBYE, 1, 0);
 }
 
 /* A peer whose queue is full is told in a later iteration, and keeps nobody else waiting. */

@@ -73,6 +73,7 @@ struct peer {
     uint8_t unreported; /* dead, but on_error waits for the grace period */
     uint8_t told_left;  /* that this rank goes on without it */
     uint8_t told_bye;   /* that this rank ends its group, or goes on without it */
+    uint8_t heard;      /* something has come from it */
     uint8_t left;       /* it has said goodbye: nothing is sent to it, and its loss is none */
     int error;          /* errno of its loss */
     uint64_t lost_ns;

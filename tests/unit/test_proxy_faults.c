@@ -352,6 +352,20 @@ static void a_peer_that_has_said_goodbye_is_not_lost(void **state)
     assert_int_equal(s->ranks[0].peer, 3);
 }
 
+/* Where nodes have different sizes, a relay sends nothing to some whose rows it takes. */
+static void who_only_receives_says_goodbye_too(void **state)
+{
+    struct proxy_fixture *s = open_polite(state, 0);
+
+    push(s, 2, 0, 0, 0, 0, 16);
+    steps(s, 5);
+    for (int i = 0; i < 20 && proxy_leave(s->ranks[0].proxies) != EPX_OK; i++)
+        steps(s, 1);
+    steps(s, 5);
+    assert_true(has_left(s, 2, 0));
+    assert_false(has_left(s, 3, 0)); /* it would have to be connected first */
+}
+
 static void a_loss_may_overtake_a_goodbye(void **state)
 {
     struct proxy_fixture *s = open_polite(state, 100);
@@ -497,6 +511,7 @@ int main(void)
         TEST(an_endpoint_says_why_it_breaks),
         TEST(a_doorbell_that_must_wait_is_rung_later),
         TEST(a_peer_that_has_said_goodbye_is_not_lost),
+        TEST(who_only_receives_says_goodbye_too),
         TEST(a_loss_may_overtake_a_goodbye),
         TEST(a_peer_that_takes_nothing_keeps_no_goodbye_from_others),
         TEST(two_that_leave_do_not_wait_for_each_other),
