@@ -172,8 +172,9 @@ KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64
 {
     const struct group_dev *g = p->g;
 
+    /* Others would add up what is there, and call it good. */
     if (p->h->state->used_rows > p->desc.rows)
-        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->used_rows, p->desc.rows, 0, 0);
+        return fail_all(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->used_rows, p->desc.rows);
     if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL) ||

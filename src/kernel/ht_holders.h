@@ -82,7 +82,7 @@ KFN const struct hc_desc *hc_row_desc(const struct group_dev *g, const struct hc
         return NULL;
     const struct hc_desc *desc = hc_desc_for(g, descs, d);
     *rank = d;
-    /* Else rank d reports that it has too many rows. What a relay finds in its window has no row there. */
+    /* Else rank d has too few rows, and has ended the operation. What a relay finds in its window has no row there. */
     return pos[k] < desc->rows || pos[k] & HC_RELAYED ? desc : NULL;
 }
 
