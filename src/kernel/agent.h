@@ -73,7 +73,7 @@
  *   ag_peeked(ag)                    acquires what the lanes' peeks have seen
  *   ag_fetch_add(ag, word, n)        32 bits, acquire and release, device scope; once per agent; old value to all lanes
  *   ag_fetch_add64(ag, word, n)      the same for 64 bits
- *   ag_add_fenced(ag, word, n)       add, then a full fence, system scope; once per agent
+ *   ag_add_fenced(ag, word, n)       release and add, then a full fence, all system scope; once per agent
  * b ag_max_device(word, v)           the larger of both, acquire and release, device scope; the old value; each lane
  * b ag_claim_device(word, from, to)  compare and swap, acquire and release, device scope; the old value; each lane
  *   ag_claim(word, from, to)         32 bits, compare and swap, system scope; true if it was `from`; each lane

@@ -291,8 +291,10 @@ KFN void ag_add_fenced(struct agent *ag, uint64_t *word, uint64_t n)
 {
     (void)ag;
     __syncwarp(); /* the leader's release covers what the other lanes wrote */
-    if (lane_id() == 0)
-        word_add_device64(word, n);
+    if (lane_id() == 0) {
+        fence_system(); /* who waits for the word may be another GPU */
+        word_add(word, n);
+    }
     fence_full();
     __syncwarp();
 }
