@@ -162,7 +162,7 @@ uint64_t key(uint64_t seed, int what, int a, int b, int c, int d)
     const int parts[] = {what, a, b, c, d};
 
     for (int i = 0; i < 5; i++)
-        seed = workload_hash(seed, (uint64_t)(parts[i] + 1));
+        seed = workload_hash(seed, (uint64_t)parts[i] + 1);
     return seed;
 }
 
