@@ -39,7 +39,6 @@ struct format {
     int H;
     int scale_dtype, scales; /* fp8: of a row of the receiver */
     int round_scale;
-    int nvfp4, logfmt;
     int special; /* infinities and NaN too */
     enum workload_values values;
 };
@@ -51,7 +50,7 @@ struct step {
     struct format f;
     int busy; /* epx.h refuses it: EPX_ERR_BUSY */
     int staged, backward, weights, idx, src, map, global_ids;
-    int biases, skips, signals, if_expected;
+    int biases, skips;
     uint32_t sum;
     int stream;        /* 0: the group's own */
     int counts;        /* UPDATE: the host waits for the number of rows */
@@ -61,7 +60,6 @@ struct step {
 struct handle_plan {
     int group, mode, layout, K, alignment;
     uint32_t flags;
-    int drops, memory;
 };
 
 struct plan {
@@ -69,7 +67,7 @@ struct plan {
     int R, per_node, E, L, M, K, bytes; /* bytes: max_hidden_bytes */
     int ngroups, nhandles, nsteps;
     uint32_t modes;
-    int inflight, agents, mask, bounded, allocates;
+    int inflight, agents, mask, bounded;
     uint64_t ht_buffer, ht_node;
     char net[16];
     struct handle_plan handle[MOST_HANDLES];

@@ -494,6 +494,16 @@ static int spoil(struct rank *me, epx_tensor *t)
     }
 }
 
+/* A mistake that calls of both kinds can have, number 0 to 2: the status that it is refused with, or EPX_OK if this
+ * tensor cannot have it. */
+static epx_status mistake(struct rank *me, int number, int low, epx_tensor *in, epx_tensor *out, int32_t *direction)
+{
+    if (number < 2)
+        return spoil(me, number == 0 ? in : out) ? EPX_ERR_ARGUMENT : EPX_OK;
+    *direction = low ? EPX_BACKWARD : 2;
+    return low ? EPX_ERR_USAGE : EPX_ERR_ARGUMENT;
+}
+
 /* A call with one mistake, before the right one: it is refused, and nothing has happened. */
 static int refuse_dispatch(struct rank *me, const struct step *s, const struct dispatch *right)
 {
@@ -502,22 +512,18 @@ static int refuse_dispatch(struct rank *me, const struct step *s, const struct d
     const int low = is_low(plan_of(me, s));
     epx_layout_info info = EPX_LAYOUT_INFO_INIT;
     const epx_layout_info *given = low && !s->busy ? &c.info : NULL;
+    const int number = draw(&me->d, 8);
     epx_status expected = EPX_ERR_ARGUMENT;
 
     c.in.tokens = &in;
     c.out.tokens = &out;
-    switch (draw(&me->d, 8)) {
+    switch (number) {
     case 0:
-        if (!spoil(me, &in))
-            return 0;
-        break;
     case 1:
-        if (!spoil(me, &out))
-            return 0;
-        break;
     case 2:
-        c.config.direction = low ? EPX_BACKWARD : 2;
-        expected = low ? EPX_ERR_USAGE : EPX_ERR_ARGUMENT;
+        expected = mistake(me, number, low, &in, &out, &c.config.direction);
+        if (expected == EPX_OK)
+            return 0;
         break;
     case 3:
         if (low)
@@ -697,22 +703,18 @@ static int refuse_combine(struct rank *me, const struct step *s, const struct co
     struct combine c = *right;
     epx_tensor in = *c.in.tokens, out = *c.out.tokens;
     const int low = is_low(plan_of(me, s));
+    const int number = draw(&me->d, 6);
     epx_status expected = EPX_ERR_ARGUMENT;
 
     c.in.tokens = &in;
     c.out.tokens = &out;
-    switch (draw(&me->d, 6)) {
+    switch (number) {
     case 0:
-        if (!spoil(me, &in))
-            return 0;
-        break;
     case 1:
-        if (!spoil(me, &out))
-            return 0;
-        break;
     case 2:
-        c.config.direction = low ? EPX_BACKWARD : 2;
-        expected = low ? EPX_ERR_USAGE : EPX_ERR_ARGUMENT;
+        expected = mistake(me, number, low, &in, &out, &c.config.direction);
+        if (expected == EPX_OK)
+            return 0;
         break;
     case 3:
         c.config.sum = low ? EPX_SUM_ROUND_RANKS : EPX_SUM_ROUND_NODES;
