@@ -172,7 +172,9 @@ class Engine:
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
-        self._captured: List[Pool] = []  # replaced ones
+        # Replaced ones, which graphs use; those of low latency have masks.
+        self._captured: List[Pool] = []
+        self._captured_low: List[Pool] = []
         self.rank, self.nranks = bootstrap.rank, bootstrap.nranks
         self.node, self.nnodes, self.node_of = probe_nodes(bootstrap, settings.use_fabric)
 
@@ -198,7 +200,7 @@ class Engine:
             pool.close()
 
     def _pools(self) -> List[Pool]:
-        return [*self._high.values(), *self._low.values(), *self._captured]
+        return [*self._high.values(), *self._low.values(), *self._captured, *self._captured_low]
 
     def _take_pools(self) -> List[Pool]:
         """All of them; the engine has none from now on."""
@@ -206,13 +208,15 @@ class Engine:
         self._high.clear()
         self._low.clear()
         self._captured.clear()
+        self._captured_low.clear()
         return pools
 
-    def _replaced(self, pool: Optional[Pool]) -> None:
+    @staticmethod
+    def _replaced(pool: Optional[Pool], captured: List[Pool]) -> None:
         """A larger pool takes its place. Graphs that were captured with it may be replayed as long as the buffer
-        lives."""
+        lives: it goes on in `captured`."""
         if pool is not None and pool.captured:
-            self._captured.append(pool)
+            captured.append(pool)
         elif pool is not None:
             pool.leave_alone()
 
@@ -248,7 +252,7 @@ class Engine:
         """Replaces the pool by one for these sizes as well, and for the tokens of all ranks. Collective."""
         old = self._high.pop((device, num_experts), None)
         had = (old.max_tokens, old.hidden_bytes, old.topk) if old is not None else (0, 0, 8)
-        self._replaced(old)  # first: the new one may need its memory
+        self._replaced(old, self._captured)  # first: the new one may need its memory
         pool = self._make_high(device, num_experts, max(tokens, had[0]), max(hidden_bytes, had[1]), max(topk, had[2]))
         self._high[(device, num_experts)] = pool
         return pool
@@ -280,14 +284,14 @@ class Engine:
             self._check_all_active(pool, "num_max_dispatch_tokens_per_rank = %d, num_experts = %d, %d bytes per row, "
                                    "top-k %d" % (max_tokens, num_experts, hidden_bytes, topk))
             self._forget_plans()  # they may refer to the pool that is replaced
-            self._replaced(self._low.pop(key, None))  # first: the new one may need its memory
+            self._replaced(self._low.pop(key, None), self._captured_low)  # first: the new one may need its memory
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
         return pool
 
     def _check_all_active(self, has: Optional[Pool], needs: str) -> None:
         """Raises if a rank is masked: it would not come to create a group, and the others would wait for it."""
-        for pool in self._low.values() if self.settings.enable_shrink else ():
+        for pool in self.low_latency_pools() if self.settings.enable_shrink else ():
             masked = (pool.active() == 0).nonzero().flatten().tolist()
             if masked:
                 limits = "" if has is None else " (there is one for %d bytes per row, top-k %d)" % (
@@ -328,8 +332,8 @@ class Engine:
         return list((self._low if low_latency else self._high).values())
 
     def low_latency_pools(self) -> List[Pool]:
-        """The low-latency pools that exist."""
-        return list(self._low.values())
+        """The low-latency pools that exist, with those that graphs alone use."""
+        return [*self._low.values(), *self._captured_low]
 
     def low_latency_devices(self, max_tokens: int, num_experts: int) -> List[torch.device]:
         """The devices on which pools of this size have been used."""

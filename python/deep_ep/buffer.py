@@ -3,7 +3,7 @@
 
 import atexit
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import epx
 import torch
@@ -104,7 +104,7 @@ class Buffer:
         self._last_layout: Callable[[], Optional[LayoutPlan]] = lambda: None
         self._on_current_stream = use_default_stream_as_comm_stream
         self._local: Dict[bool, StorageWeakRef] = {}
-        self._to_mask: Set[int] = set()  # ranks to mask before the next low-latency operation
+        self._masks_itself = False  # EPX has no such rank: only a query shows it
         if low_latency_mode:
             self._engine.prepare_low_latency()
         _living.add(self)
@@ -377,8 +377,6 @@ class Buffer:
         engine, launcher = self._engine, None
         if engine.closed or async_finish or not return_recv_hook:
             launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)
-        if self._to_mask:
-            self._mask_now()
         return _low_latency.dispatch(
             engine, launcher, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
             cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats,
@@ -404,8 +402,6 @@ class Buffer:
         engine, launcher = self._engine, None
         if engine.closed or async_finish or not return_recv_hook:
             launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)
-        if self._to_mask:
-            self._mask_now()
         return _low_latency.combine(
             launcher, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, return_recv_hook, out,
             combine_wait_recv_cost_stats, None if not overlap else _low_latency.OverlapArgs(
@@ -436,29 +432,29 @@ class Buffer:
         return self._open().low_latency_pools()
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """mask=True masks the rank from the next low-latency operation on: EPX neither sends to it nor waits for it.
-        mask=False undoes this until that operation, and raises an error afterwards. Then all ranks must call
-        low_latency_clean_mask_buffer() to reactivate the rank."""
+        """mask=True masks the rank from the next low-latency operation or replay of a graph on, in the order of the
+        current stream: EPX neither sends to it nor waits for it. mask=False undoes this until that operation, and
+        raises an error afterwards. Then all ranks must call low_latency_clean_mask_buffer() to reactivate the rank."""
         pools = self._mask_pools()
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
         if mask and not pools:
             raise refused("low_latency_update_mask_buffer: expected an earlier low-latency dispatch "
                           "by all ranks, got none")
-        if mask:
-            self._to_mask.add(rank_to_mask)
-        elif any(not pool.active()[rank_to_mask] for pool in pools):
+        if rank_to_mask == self.rank:
+            self._masks_itself = mask
+            return
+        done: List[Pool] = []
+        try:
+            for pool in pools:
+                _set_mask(pool, rank_to_mask, mask)
+                done.append(pool)
+        except epx.UsageError:
+            for pool in done:
+                _set_mask(pool, rank_to_mask, True)
             raise refused("low_latency_update_mask_buffer: rank %d is masked and has missed operations: expected "
-                          "low_latency_clean_mask_buffer(), called by all ranks, to bring it back" % rank_to_mask)
-        else:
-            self._to_mask.discard(rank_to_mask)
-
-    def _mask_now(self) -> None:
-        for pool in self._mask_pools():
-            active = pool.active().tolist()
-            pool.group.mask_update([0 if r in self._to_mask else a for r, a in enumerate(active)],
-                                   stream=_stream(pool.device))
-        self._to_mask.clear()
+                          "low_latency_clean_mask_buffer(), called by all ranks, to bring it back" %
+                          rank_to_mask) from None
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes 1 for each masked rank and 0 for each active rank into an int32 [R] tensor. Before the first
@@ -468,20 +464,26 @@ class Buffer:
         mask_status.zero_()
         for pool in pools:
             mask_status |= (1 - pool.active()).to(mask_status.device)
-        for rank in self._to_mask:
-            mask_status[rank] = 1
+        if self._masks_itself:
+            mask_status[self.rank] = 1
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Makes all ranks active again. Collective over the active ranks and those that return: a masked rank has
         missed operations, and they must agree where it goes on. DeepEP's is local. A rank that calls it alone gets a
         timeout that names a rank it waited for, and may call it again."""
-        self._to_mask.clear()
+        self._masks_itself = False
         for pool in self._mask_pools():
             pool.group.mask_clean(stream=_stream(pool.device))
 
 
 def _stream(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.cuda.current_stream(device)
+
+
+def _set_mask(pool: Pool, rank: int, mask: bool) -> None:
+    active = pool.active().tolist()
+    active[rank] = int(not mask)
+    pool.group.mask_update(active, stream=_stream(pool.device))
 
 
 def _at_exit() -> None:
