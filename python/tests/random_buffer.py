@@ -335,46 +335,72 @@ class Low(Base):
         routed.draw(self.rng, none)
         return routed
 
+    def tokens(self, routed: Routed) -> List[torch.Tensor]:
+        """Rows of all ranks."""
+        gen = torch.Generator().manual_seed(self.rng.getrandbits(31))
+        return [(torch.randn(n, self.hidden, generator=gen) * self.rng.choice((0.05, 1.0, 30.0))).bfloat16()
+                for n in routed.counts]
+
+    def draw_cast(self) -> Tuple[str, Dict[str, Any], float]:
+        """What rows are sent as, the arguments for it, and x_global_scale."""
+        cast = self.rng.choice(("bf16", "fp8", "round", "ue8m0") + (("nvfp4",) if self.hidden % 64 == 0 else ()))
+        options: Dict[str, Any] = {
+            "bf16": dict(use_fp8=False), "fp8": {}, "round": dict(round_scale=True), "nvfp4": dict(use_nvfp4=True),
+            "ue8m0": dict(round_scale=True, use_ue8m0=True)}[cast]
+        scale = self.rng.choice((1.0, 37.5))
+        if cast == "nvfp4":
+            options["x_global_scale"] = self.world.to(torch.tensor([scale]))
+        return cast, options, scale
+
     def dispatch(self) -> None:
         """A dispatch; its combine comes later."""
         rng, world, me = self.rng, self.world, self.me
         routed = self.draw()
-        gen = torch.Generator().manual_seed(rng.getrandbits(31))
-        x = [(torch.randn(n, self.hidden, generator=gen) * rng.choice((0.05, 1.0, 30.0))).bfloat16()
-             for n in routed.counts]
-        cast = rng.choice(("bf16", "fp8", "round", "ue8m0") + (("nvfp4",) if self.hidden % 64 == 0 else ()))
-        options: Dict[str, Any] = {
-            "bf16": dict(use_fp8=False), "fp8": {}, "round": dict(round_scale=True), "nvfp4": dict(use_nvfp4=True),
-            "ue8m0": dict(round_scale=True, use_ue8m0=True)}[cast]
-        scale = torch.tensor([rng.choice((1.0, 37.5))])
-        if cast == "nvfp4":
-            options["x_global_scale"] = world.to(scale)
+        x = self.tokens(routed)
+        cast, options, scale = self.draw_cast()
         asynchronous, hooked = rng.choice(((False, False), (True, False), (False, True)))
         stats = world.to(torch.full((self.local,), 3, dtype=torch.int32)) if rng.random() < 0.4 else None
         cost = world.to(torch.zeros(self.ranks, dtype=torch.int64)) if rng.random() < 0.3 else None
         self.text.append("ll dispatch M=%d counts=%s E=%d K=%d hidden=%d %s async=%s hook=%s" % (
             self.most, routed.counts, routed.experts, routed.topk, self.hidden, cast, asynchronous, hooked))
         idx = routed.tensor(world, me)
-        if self.masked >= 0:
-            routed.idx = [[[-1 if e // self.local == self.masked or r == self.masked else e for e in line]
-                           for line in lines] for r, lines in enumerate(routed.idx)]
+        self.take_out(routed)
         if me == self.masked:
             self.out.append((routed, None, None, None))
             return
         recv, counts, handle, event, hook = self.buffer.low_latency_dispatch(
             world.to(x[me]), idx, self.most, routed.experts, stats, cost, async_finish=asynchronous,
             return_recv_hook=hooked, **options)
-        zones = [[at for at in routed.zones(me, 1)[0] if at is not None and routed.idx[at[0]][at[1]][at[2]] ==
-                  me * self.local + l] for l in range(self.local)]
+        zones = self.zones(routed)
 
         def check() -> None:
-            self.check(routed, x, zones, cast, float(scale[0]), recv, counts, handle)
+            self.check(routed, x, zones, cast, scale, recv, counts, handle)
             if stats is not None:
                 want = torch.tensor([3 + len(zone) for zone in zones], dtype=torch.int32)
                 assert same(stats, want), self.report("stats", stats, want)
             assert cost is None or bool((cost >= 0).all())
             self.out.append((routed, zones, handle, idx))
         self.ended(event, hook, asynchronous, hooked, check)
+
+    def take_out(self, routed: Routed) -> None:
+        """Takes a masked rank out of a routing."""
+        if self.masked >= 0:
+            routed.idx = [[[-1 if e // self.local == self.masked or r == self.masked else e for e in line]
+                           for line in lines] for r, lines in enumerate(routed.idx)]
+
+    def zones(self, routed: Routed) -> List[Any]:
+        """(rank, token, k) of the rows of each expert of this rank."""
+        rows = [at for at in routed.zones(self.me, 1)[0] if at is not None]
+        return [[(s, t, k) for s, t, k in rows if routed.idx[s][t][k] == self.me * self.local + l]
+                for l in range(self.local)]
+
+    def rows_back(self, zones: List[Any], salt: int, size: float) -> torch.Tensor:
+        """What the experts of this rank return; noise where nothing is read."""
+        y = torch.full((self.local, self.ranks * self.most, self.hidden), 9.0).bfloat16()
+        for l, zone in enumerate(zones):
+            for i, (s, t, k) in enumerate(zone):
+                y[l, i] = self.value(s, t, k, salt, size)
+        return y
 
     def check(self, routed: Routed, x: List[torch.Tensor], zones: List[Any], cast: str, scale: float, recv: Any,
               counts: torch.Tensor, handle: Any) -> None:
@@ -423,11 +449,7 @@ class Low(Base):
         overlap = Overlapped(self, asynchronous or hooked) if self.rng_more.random() < 0.3 and not logfmt else None
         if me == self.masked:
             return
-        y = torch.full((self.local, self.ranks * self.most, self.hidden), 9.0).bfloat16()
-        for l, zone in enumerate(zones):
-            for i, (s, t, k) in enumerate(zone):
-                y[l, i] = self.value(s, t, k, salt, size)
-        y = world.to(y)
+        y = world.to(self.rows_back(zones, salt, size))
         if zero_copy:
             given = self.buffer.get_next_low_latency_combine_buffer(handle)
             given.copy_(y)

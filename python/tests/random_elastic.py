@@ -213,13 +213,12 @@ class Program:
         return "%s: %s %s, expected %s %s; %s\n%s" % (
             what, got.dtype, list(got.shape), want.dtype, list(want.shape), where, "\n".join(self.text[-12:]))
 
-    def streams(self) -> Dict[str, Any]:
-        """Arguments about streams and events."""
-        rng = self.rng
+    def streams(self, rng: random.Random, event: Any) -> Dict[str, Any]:
+        """Arguments about streams and events; `event` may be waited for."""
         asynchronous, comm = rng.random() < 0.4, rng.random() < 0.4
         options: Dict[str, Any] = dict(async_with_compute_stream=asynchronous, allocate_on_comm_stream=comm)
         if comm and rng.random() < 0.5:
-            options["previous_event"] = rng.choice((self.buffer.capture(), self.event))
+            options["previous_event"] = rng.choice((self.buffer.capture(), event))
         if rng.random() < 0.2:
             options["previous_event_before_epilogue"] = self.buffer.capture()
         if rng.random() < 0.3:
@@ -256,7 +255,7 @@ class Program:
         stats = rng.random() < 0.3
         copy = rng.random() < 0.6
         weights = routed.weights(rng)
-        options = self.streams()
+        options = self.streams(rng, self.event)
         self.text.append("dispatch M=%s counts=%s E=%d K=%d %s hidden=%d packs=%d %s expand=%s sync=%s align=%s tma=%s "
                          "w=%s %s" % (most, routed.counts, routed.experts, routed.topk, tokens.dtype, tokens.hidden,
                                       tokens.packs, tokens.strides, expand, sync, align, tma, weighted, options))
@@ -354,7 +353,7 @@ class Program:
         tokens = other if fits else Tokens(rng, routed.counts, kept.tokens)
         expand, tma = kept.expand and rng.random() < 0.8, rng.random() < 0.4
         weights = routed.weights(rng) if rng.random() < 0.5 else None
-        options = self.streams()
+        options = self.streams(rng, self.event)
         self.text.append("cached expand=%s of %s tma=%s w=%s %s" % (
             expand, kept.expand, tma, weights is not None, options))
         recv, recv_idx, recv_weights, handle, event = self.rng_more.choice(self.buffers).dispatch(
@@ -365,21 +364,25 @@ class Program:
         self.ended(event, options["async_with_compute_stream"], lambda: self.check_rows(
             kept, tokens, recv, recv_idx, recv_weights, weights, expand, tma))
 
+    def draw_rows_back(self, tokens: Tokens) -> Tuple[torch.dtype, int]:
+        """(dtype, columns) of a combine."""
+        dtype = self.rng.choice((torch.bfloat16, torch.bfloat16, torch.float16, torch.float32))
+        room = tokens.hidden * max(2, tokens.dtype.itemsize)
+        return dtype, self.rng.choice([h for h in (8, 16, 64, room // dtype.itemsize)
+                                       if h * dtype.itemsize <= room and (h * dtype.itemsize) % 16 == 0])
+
     def combine(self) -> None:
         """A combine by handle."""
         rng, world, me = self.rng, self.world, self.me
         kept = rng.choice(self.kept)
-        routed, dtype = kept.routed, rng.choice((torch.bfloat16, torch.bfloat16, torch.float16, torch.float32))
-        room = kept.tokens.hidden * max(2, kept.tokens.dtype.itemsize)
-        hidden = rng.choice([h for h in (8, 16, 64, room // dtype.itemsize) if h * dtype.itemsize <= room and (
-            h * dtype.itemsize) % 16 == 0])
+        routed, (dtype, hidden) = kept.routed, self.draw_rows_back(kept.tokens)
         weighted = rng.random() < 0.5 and (self.multiple or not kept.expand)
         gen = torch.Generator().manual_seed(rng.getrandbits(31))
         biases = [[torch.randn(n, hidden, generator=gen).to(dtype) for n in routed.counts]
                   for _ in range(rng.randint(0, 2))]
         more = rng.choice((0, 0, 3, -1)) if kept.expand else 0
         salt = rng.getrandbits(20)
-        options = self.streams()
+        options = self.streams(rng, self.event)
         self.text.append("combine %s hidden=%d expand=%s sync=%s w=%s bias=%d more=%d %s" % (
             dtype, hidden, kept.expand, kept.sync, weighted, len(biases), more, options))
         x, weights = self.rows_back(kept, me, hidden, dtype, salt, more)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from random_buffer import High, Low, SecondBatch
 from random_elastic import Program
+from random_graph import ElasticGraphs, LowGraphs
 from random_hybrid import Hybrid
 from suite import World, environment
 
@@ -88,6 +89,14 @@ def test_rows_of_odd_bytes(world: World) -> None:
 
 def test_hybrid_programs(world: World) -> None:
     run(world, Hybrid)
+
+
+def test_low_latency_graphs(world: World) -> None:
+    run(world, LowGraphs, seeds=drawn(PROGRAMS if world.device.type == "cuda" else 1, 2))
+
+
+def test_elastic_graphs(world: World) -> None:
+    run(world, ElasticGraphs, seeds=drawn(PROGRAMS if world.device.type == "cuda" else 1, 2))
 
 
 def test_programs_that_take_turns(world: World) -> None:
