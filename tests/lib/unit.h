@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -44,5 +45,40 @@ static inline int unit_run(const char *name, const struct CMUnitTest *tests, siz
         return unit_run_within("tests", tests, UNIT_COUNT(tests), set_up, tear_down); \
     }
 #define UNIT_MAIN(...) UNIT_MAIN_WITHIN(NULL, NULL, __VA_ARGS__)
+
+/* Runs `functions` as cases; `list` is the text that names them, "a, b, c". `before` and `after` run around each case,
+ * `set_up` and `tear_down` once. */
+static inline int unit_run_functions(const CMUnitTestFunction *functions, size_t count, const char *list,
+                                     CMFixtureFunction before, CMFixtureFunction after, CMFixtureFunction set_up,
+                                     CMFixtureFunction tear_down)
+{
+    struct CMUnitTest *tests = calloc(count, sizeof(*tests));
+    char *names = strdup(list), *rest = NULL;
+    int failed = -1;
+
+    if (tests && names) {
+        for (size_t i = 0; i < count; i++)
+            tests[i] = (struct CMUnitTest){.name = strtok_r(i ? NULL : names, ", ", &rest),
+                                           .test_func = functions[i],
+                                           .setup_func = before,
+                                           .teardown_func = after};
+        failed = unit_run_within("tests", tests, count, set_up, tear_down);
+    }
+    free(names);
+    free(tests);
+    return failed;
+}
+
+/* The main() of a program whose cases are all functions: UNIT_TESTS(a, b, c). */
+#define UNIT_TESTS_AROUND(before, after, set_up, tear_down, ...)                                             \
+    int main(void)                                                                                           \
+    {                                                                                                        \
+        const CMUnitTestFunction tests[] = {__VA_ARGS__};                                                    \
+                                                                                                             \
+        return unit_run_functions(tests, UNIT_COUNT(tests), #__VA_ARGS__, before, after, set_up, tear_down); \
+    }
+#define UNIT_TESTS(...) UNIT_TESTS_AROUND(NULL, NULL, NULL, NULL, __VA_ARGS__)
+#define UNIT_TESTS_WITHIN(set_up, tear_down, ...) UNIT_TESTS_AROUND(NULL, NULL, set_up, tear_down, __VA_ARGS__)
+#define UNIT_TESTS_EACH(before, after, ...) UNIT_TESTS_AROUND(before, after, NULL, NULL, __VA_ARGS__)
 
 #endif

@@ -83,9 +83,17 @@ static inline int some_port(void)
 }
 
 /* Keeps ranks of several runs of this test apart, should they find the same port. */
-static inline void name_this_run(void)
+static inline void set_job_id(void)
 {
     child_set_int("EPX_JOB_ID", (int)getpid());
+}
+
+/* Before the first case of a program. */
+static inline int name_this_run(void **state)
+{
+    (void)state;
+    set_job_id();
+    return 0;
 }
 
 static int job_salt = 1;
@@ -150,7 +158,7 @@ static inline void world_start_unnamed(struct world *world)
 {
     unsetenv("EPX_JOB_ID");
     world_start(world);
-    name_this_run();
+    set_job_id();
 }
 
 /* All ranks end; one that comes late has come by then. */

@@ -7,11 +7,6 @@
 #ifndef EPX_TESTS_UNIT_PROXY_FIXTURE_H
 #define EPX_TESTS_UNIT_PROXY_FIXTURE_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +17,7 @@
 #include "kernel/ring.h"
 #include "proxy/internal.h"
 #include "util/clock.h"
+#include "tests/lib/unit.h"
 
 #define MS 1000000ull
 enum { RANKS = 5, THREADS_MOST = 64, KINDS = 4, SLOTS = 3, HEAP = 1 << 16, FLYING = 4096 };

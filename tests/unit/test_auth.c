@@ -131,8 +131,6 @@ static void text_of_others_is_harmless(void **state)
     assert_string_equal(text_clean(out, 5, "abc\xc3\xa4", 5), "abc");
 }
 
-UNIT_MAIN(cmocka_unit_test(both_ends_that_know_the_key_talk),
-          cmocka_unit_test(a_server_without_the_key_is_found_out_first),
-          cmocka_unit_test(a_client_without_the_key_is_found_out), cmocka_unit_test(nothing_can_be_said_again),
-          cmocka_unit_test(another_purpose_version_or_magic_is_alien),
-          cmocka_unit_test(records_are_taken_once_whole_and_in_order), cmocka_unit_test(text_of_others_is_harmless))
+UNIT_TESTS(both_ends_that_know_the_key_talk, a_server_without_the_key_is_found_out_first,
+           a_client_without_the_key_is_found_out, nothing_can_be_said_again, another_purpose_version_or_magic_is_alien,
+           records_are_taken_once_whole_and_in_order, text_of_others_is_harmless)

@@ -284,29 +284,10 @@ static void a_failing_thread_releases_the_others(void **state)
     assert_true(clock_ns() - start < (uint64_t)slow_ms(5000) * 1000000u);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_rank_gets_the_data_of_all),
-        cmocka_unit_test(sixty_four_ranks_connect),
-        cmocka_unit_test(megabytes_are_gathered),
-        cmocka_unit_test(ranks_connect_over_ipv6),
-        cmocka_unit_test(ranks_connect_by_host_name),
-        cmocka_unit_test(ranks_connect_on_a_chosen_interface),
-        cmocka_unit_test(an_unknown_interface_is_refused),
-        cmocka_unit_test(the_interface_does_not_matter_on_loopback),
-        cmocka_unit_test(interfaces_are_selected_as_by_nccl),
-        cmocka_unit_test(epx_master_port_overrides),
-        cmocka_unit_test(one_rendezvous_serves_many_groups),
-        cmocka_unit_test(ranks_connect_again_after_a_failure),
-        cmocka_unit_test(one_rank_needs_no_port),
-        cmocka_unit_test(a_bad_environment_is_explained),
-        cmocka_unit_test(a_bad_bootstrap_is_explained),
-        cmocka_unit_test(a_failing_callback_is_reported),
-        cmocka_unit_test(threads_gather_by_callback),
-        cmocka_unit_test(a_failing_thread_releases_the_others),
-    };
-
-    name_this_run();
-    return unit_run("boot", tests, UNIT_COUNT(tests));
-}
+UNIT_TESTS_WITHIN(name_this_run, NULL, every_rank_gets_the_data_of_all, sixty_four_ranks_connect,
+                  megabytes_are_gathered, ranks_connect_over_ipv6, ranks_connect_by_host_name,
+                  ranks_connect_on_a_chosen_interface, an_unknown_interface_is_refused,
+                  the_interface_does_not_matter_on_loopback, interfaces_are_selected_as_by_nccl,
+                  epx_master_port_overrides, one_rendezvous_serves_many_groups, ranks_connect_again_after_a_failure,
+                  one_rank_needs_no_port, a_bad_environment_is_explained, a_bad_bootstrap_is_explained,
+                  a_failing_callback_is_reported, threads_gather_by_callback, a_failing_thread_releases_the_others)

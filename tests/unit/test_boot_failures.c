@@ -108,7 +108,7 @@ static void jobs_on_one_port_are_told_apart_by_id(void **state)
     close(connect_to(first.port)); /* which it holds now */
     setenv("EPX_JOB_ID", "second", 1);
     world_run(&second);
-    name_this_run();
+    set_job_id();
     world_wait(&first);
     both_succeeded(&first, &second);
     look_for_ports(0);
@@ -269,26 +269,10 @@ static void groups_in_another_order_are_named(void **state)
     world_end(&world);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_silent_service_on_the_port_is_passed_over),
-        cmocka_unit_test(services_that_answer_nonsense_are_passed_over),
-        cmocka_unit_test(unknown_clients_of_rank_0_do_no_harm),
-        cmocka_unit_test(neighbouring_jobs_do_not_mix),
-        cmocka_unit_test(jobs_on_one_port_are_told_apart_by_id),
-        cmocka_unit_test(missing_ranks_are_named_on_all),
-        cmocka_unit_test(a_missing_rank_0_is_named),
-        cmocka_unit_test(an_unknown_host_ends_at_the_deadline),
-        cmocka_unit_test(a_death_is_named_at_once),
-        cmocka_unit_test(a_late_rank_is_named_at_the_deadline),
-        cmocka_unit_test(different_sizes_are_named),
-        cmocka_unit_test(a_wrong_world_size_is_named_on_both_sides),
-        cmocka_unit_test(a_rank_given_twice_is_named),
-        cmocka_unit_test(another_version_is_refused),
-        cmocka_unit_test(groups_in_another_order_are_named),
-    };
-
-    name_this_run();
-    return unit_run("boot_failures", tests, UNIT_COUNT(tests));
-}
+UNIT_TESTS_WITHIN(name_this_run, NULL, a_silent_service_on_the_port_is_passed_over,
+                  services_that_answer_nonsense_are_passed_over, unknown_clients_of_rank_0_do_no_harm,
+                  neighbouring_jobs_do_not_mix, jobs_on_one_port_are_told_apart_by_id, missing_ranks_are_named_on_all,
+                  a_missing_rank_0_is_named, an_unknown_host_ends_at_the_deadline, a_death_is_named_at_once,
+                  a_late_rank_is_named_at_the_deadline, different_sizes_are_named,
+                  a_wrong_world_size_is_named_on_both_sides, a_rank_given_twice_is_named, another_version_is_refused,
+                  groups_in_another_order_are_named)

@@ -587,19 +587,14 @@ static void an_error_is_never_taken_for_data(void **state)
     free(stall.own);
 }
 
-int main(void)
+static int set_up(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_are_the_root_of_many_ranks),
-        cmocka_unit_test(results_come_through_relays),
-        cmocka_unit_test(a_child_without_its_relay_asks_rank_0),
-        cmocka_unit_test(a_relay_that_ends_is_named_by_all),
-        cmocka_unit_test(who_hangs_is_named_by_all),
-        cmocka_unit_test(strangers_at_a_relay_do_no_harm),
-        cmocka_unit_test(an_error_is_never_taken_for_data),
-    };
-
-    name_this_run();
+    (void)state;
+    set_job_id();
     setenv("EPX_BOOT_BLOCK", "3", 1);
-    return unit_run("boot_tree", tests, UNIT_COUNT(tests));
+    return 0;
 }
+
+UNIT_TESTS_WITHIN(set_up, NULL, blocks_are_the_root_of_many_ranks, results_come_through_relays,
+                  a_child_without_its_relay_asks_rank_0, a_relay_that_ends_is_named_by_all, who_hangs_is_named_by_all,
+                  strangers_at_a_relay_do_no_harm, an_error_is_never_taken_for_data)

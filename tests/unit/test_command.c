@@ -167,9 +167,7 @@ static void parity_changes_with_every_lap_and_across_the_wrap(void **state)
     }
 }
 
-UNIT_MAIN(cmocka_unit_test(fields_hold_their_largest_values_in_every_combination),
-          cmocka_unit_test(every_single_bit_of_a_field_survives), cmocka_unit_test(fields_do_not_overlap),
-          cmocka_unit_test(counters_are_kind_and_slot), cmocka_unit_test(immediates_hold_rank_counter_and_count),
-          cmocka_unit_test(alarms_hold_culprit_and_cause_and_are_told_from_counters),
-          cmocka_unit_test(an_abort_word_survives_its_alarm),
-          cmocka_unit_test(parity_changes_with_every_lap_and_across_the_wrap))
+UNIT_TESTS(fields_hold_their_largest_values_in_every_combination, every_single_bit_of_a_field_survives,
+           fields_do_not_overlap, counters_are_kind_and_slot, immediates_hold_rank_counter_and_count,
+           alarms_hold_culprit_and_cause_and_are_told_from_counters, an_abort_word_survives_its_alarm,
+           parity_changes_with_every_lap_and_across_the_wrap)

@@ -261,11 +261,8 @@ static void missing_threads_are_an_error_and_nothing_more(void **state)
     assert_int_equal(ops->stream_destroy(dev, stream), EPX_OK);
 }
 
-UNIT_MAIN_WITHIN(set_up, tear_down, cmocka_unit_test(auto_follows_the_environment),
-                 cmocka_unit_test(devices_of_other_builds_are_refused), cmocka_unit_test(every_operation_is_there),
-                 cmocka_unit_test(identity_is_that_of_the_machine_and_user),
-                 cmocka_unit_test(agents_share_the_cpus_among_ranks), cmocka_unit_test(memory_is_zeroed_and_aligned),
-                 cmocka_unit_test(impossible_memory_is_an_error), cmocka_unit_test(agents_of_a_launch_run_at_once),
-                 cmocka_unit_test(streams_run_side_by_side), cmocka_unit_test(scratch_is_kept_between_launches),
-                 cmocka_unit_test(wrong_launches_are_refused),
-                 cmocka_unit_test(missing_threads_are_an_error_and_nothing_more))
+UNIT_TESTS_WITHIN(set_up, tear_down, auto_follows_the_environment, devices_of_other_builds_are_refused,
+                  every_operation_is_there, identity_is_that_of_the_machine_and_user, agents_share_the_cpus_among_ranks,
+                  memory_is_zeroed_and_aligned, impossible_memory_is_an_error, agents_of_a_launch_run_at_once,
+                  streams_run_side_by_side, scratch_is_kept_between_launches, wrong_launches_are_refused,
+                  missing_threads_are_an_error_and_nothing_more)

@@ -220,8 +220,7 @@ static void heaps_leave_no_descriptor(void **state)
     assert_int_equal(open_descriptors(), before);
 }
 
-UNIT_MAIN_WITHIN(set_up, tear_down, cmocka_unit_test(heap_is_shared_between_processes),
-                 cmocka_unit_test(another_file_is_refused), cmocka_unit_test(another_user_gets_a_clear_message),
-                 cmocka_unit_test(heap_size_is_sealed), cmocka_unit_test(mapping_outlives_a_killed_owner),
-                 cmocka_unit_test(own_heap_keeps_its_address), cmocka_unit_test(untouched_heap_costs_nothing),
-                 cmocka_unit_test(wrong_heap_size_is_an_error), cmocka_unit_test(heaps_leave_no_descriptor))
+UNIT_TESTS_WITHIN(set_up, tear_down, heap_is_shared_between_processes, another_file_is_refused,
+                  another_user_gets_a_clear_message, heap_size_is_sealed, mapping_outlives_a_killed_owner,
+                  own_heap_keeps_its_address, untouched_heap_costs_nothing, wrong_heap_size_is_an_error,
+                  heaps_leave_no_descriptor)

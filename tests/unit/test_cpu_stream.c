@@ -281,12 +281,8 @@ static void wait_for_an_event_of_the_same_stream_is_no_wait(void **state)
     ops->event_destroy(dev, event);
 }
 
-UNIT_MAIN_WITHIN(set_up, tear_down, cmocka_unit_test(stream_is_asynchronous),
-                 cmocka_unit_test(long_queue_runs_in_order), cmocka_unit_test(destroy_waits_for_queued_work),
-                 cmocka_unit_test(call_runs_on_a_thread_of_the_device),
-                 cmocka_unit_test(call_that_waits_for_its_own_stream_is_refused),
-                 cmocka_unit_test(many_threads_share_a_stream), cmocka_unit_test(event_never_recorded_is_reached),
-                 cmocka_unit_test(event_is_reached_when_its_stream_gets_there),
-                 cmocka_unit_test(recording_anew_moves_the_event_not_its_waiters),
-                 cmocka_unit_test(streams_take_turns_by_events),
-                 cmocka_unit_test(wait_for_an_event_of_the_same_stream_is_no_wait))
+UNIT_TESTS_WITHIN(set_up, tear_down, stream_is_asynchronous, long_queue_runs_in_order, destroy_waits_for_queued_work,
+                  call_runs_on_a_thread_of_the_device, call_that_waits_for_its_own_stream_is_refused,
+                  many_threads_share_a_stream, event_never_recorded_is_reached,
+                  event_is_reached_when_its_stream_gets_there, recording_anew_moves_the_event_not_its_waiters,
+                  streams_take_turns_by_events, wait_for_an_event_of_the_same_stream_is_no_wait)

@@ -88,5 +88,4 @@ static void secrets_are_compared_whole(void **state)
     assert_true(crypto_equal(a, b, 31));
 }
 
-UNIT_MAIN(cmocka_unit_test(hmac_is_that_of_rfc_4231), cmocka_unit_test(sealing_is_that_of_rfc_8439),
-          cmocka_unit_test(secrets_are_compared_whole))
+UNIT_TESTS(hmac_is_that_of_rfc_4231, sealing_is_that_of_rfc_8439, secrets_are_compared_whole)

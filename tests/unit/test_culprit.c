@@ -220,24 +220,21 @@ static void survivors_name_the_victim(void **state)
 
 #define STORY(name, net, mode, signal) UNIT_CASE(name, survivors_name_the_victim, &((struct story){net, mode, signal}))
 
-int main(int argc, char **argv)
+static int set_up(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        STORY("killed_ll_on_one_node", NULL, EPX_LOW_LATENCY, SIGKILL),
-        STORY("killed_ht_on_one_node", NULL, EPX_HIGH_THROUGHPUT, SIGKILL),
-        STORY("killed_ll_on_two_nodes", "ofi:tcp", EPX_LOW_LATENCY, SIGKILL),
-        STORY("killed_ht_on_two_nodes", "ofi:tcp", EPX_HIGH_THROUGHPUT, SIGKILL),
-        STORY("stopped_ll_on_one_node", NULL, EPX_LOW_LATENCY, SIGSTOP),
-        STORY("stopped_ht_on_one_node", NULL, EPX_HIGH_THROUGHPUT, SIGSTOP),
-        STORY("stopped_ll_on_two_nodes", "ofi:tcp", EPX_LOW_LATENCY, SIGSTOP),
-        STORY("stopped_ht_on_two_nodes", "ofi:tcp", EPX_HIGH_THROUGHPUT, SIGSTOP),
-    };
-
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    (void)state;
     random_state = getenv("EPX_TEST_SEED") ? strtoull(getenv("EPX_TEST_SEED"), NULL, 0) : clock_ns();
     child_forget_settings();
     setenv("EPX_BOOT_TIMEOUT_MS", "60000", 1); /* a busy machine */
     setenv("EPX_LOG", "error", 0);
-    return unit_run("culprit", tests, UNIT_COUNT(tests));
+    return 0;
 }
+
+UNIT_MAIN_WITHIN(set_up, NULL, STORY("killed_ll_on_one_node", NULL, EPX_LOW_LATENCY, SIGKILL),
+                 STORY("killed_ht_on_one_node", NULL, EPX_HIGH_THROUGHPUT, SIGKILL),
+                 STORY("killed_ll_on_two_nodes", "ofi:tcp", EPX_LOW_LATENCY, SIGKILL),
+                 STORY("killed_ht_on_two_nodes", "ofi:tcp", EPX_HIGH_THROUGHPUT, SIGKILL),
+                 STORY("stopped_ll_on_one_node", NULL, EPX_LOW_LATENCY, SIGSTOP),
+                 STORY("stopped_ht_on_one_node", NULL, EPX_HIGH_THROUGHPUT, SIGSTOP),
+                 STORY("stopped_ll_on_two_nodes", "ofi:tcp", EPX_LOW_LATENCY, SIGSTOP),
+                 STORY("stopped_ht_on_two_nodes", "ofi:tcp", EPX_HIGH_THROUGHPUT, SIGSTOP))

@@ -501,20 +501,20 @@ static void both_ways(void **state)
         assert_int_equal(run_story(&(struct story){.run = run, .ranks_per_node = 2}), 0);
 }
 
-int main(void)
+static int set_up(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        UNIT_CASE("high_throughput_goes_on_without_a_dead_rank", both_ways, missed_by_high_throughput),
-        UNIT_CASE("low_latency_goes_on_at_once_and_high_throughput_after_a_membership_round", both_ways,
-                  missed_by_low_latency),
-        UNIT_CASE("what_one_rank_masks_all_leave_out", both_ways, masked_by_one),
-        UNIT_CASE("cleaning_the_mask_does_not_wait_for_the_dead", both_ways, cleaned),
-        cmocka_unit_test(a_rank_that_another_node_has_masked_is_told),
-        cmocka_unit_test(a_recovery_that_one_rank_heard_of_is_repeated),
-        cmocka_unit_test(a_leader_that_stops_leaves_nobody_behind),
-    };
-
+    (void)state;
     setenv("EPX_NET", "ofi:tcp", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 0);
-    return unit_run("death", tests, UNIT_COUNT(tests));
+    return 0;
 }
+
+UNIT_MAIN_WITHIN(set_up, NULL,
+                 UNIT_CASE("high_throughput_goes_on_without_a_dead_rank", both_ways, missed_by_high_throughput),
+                 UNIT_CASE("low_latency_goes_on_at_once_and_high_throughput_after_a_membership_round", both_ways,
+                           missed_by_low_latency),
+                 UNIT_CASE("what_one_rank_masks_all_leave_out", both_ways, masked_by_one),
+                 UNIT_CASE("cleaning_the_mask_does_not_wait_for_the_dead", both_ways, cleaned),
+                 cmocka_unit_test(a_rank_that_another_node_has_masked_is_told),
+                 cmocka_unit_test(a_recovery_that_one_rank_heard_of_is_repeated),
+                 cmocka_unit_test(a_leader_that_stops_leaves_nobody_behind))

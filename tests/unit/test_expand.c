@@ -665,4 +665,4 @@ static void test_two_nodes(void **unused)
     run_nodes(2);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_one_node), cmocka_unit_test(test_two_nodes), cmocka_unit_test(test_too_few_rows))
+UNIT_TESTS(test_one_node, test_two_nodes, test_too_few_rows)

@@ -158,14 +158,4 @@ static void test_misuse(void **state)
     assert_int_equal(fixture_run(RANKS, NULL, misuse, NULL), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_expected),
-        cmocka_unit_test(test_one_rank_gets_more),
-        cmocka_unit_test(test_one_rank_expects_nothing),
-        cmocka_unit_test(test_ample_tensors),
-        cmocka_unit_test(test_misuse),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_TESTS(test_as_expected, test_one_rank_gets_more, test_one_rank_expects_nothing, test_ample_tensors, test_misuse)

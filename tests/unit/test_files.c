@@ -82,5 +82,5 @@ static void rank_0_says_at_once_what_is_missing(void **state)
     with_limits(256, 256, meet_in_vain);
 }
 
-UNIT_MAIN(cmocka_unit_test(a_limit_is_raised_as_far_as_needed), cmocka_unit_test(a_hard_limit_is_named),
-          cmocka_unit_test(ranks_meet_above_the_soft_limit), cmocka_unit_test(rank_0_says_at_once_what_is_missing))
+UNIT_TESTS(a_limit_is_raised_as_far_as_needed, a_hard_limit_is_named, ranks_meet_above_the_soft_limit,
+           rank_0_says_at_once_what_is_missing)

@@ -114,5 +114,4 @@ static void test_rows(void **state)
     }
 }
 
-UNIT_MAIN(cmocka_unit_test(test_cast_by_definition), cmocka_unit_test(test_codes), cmocka_unit_test(test_all_bf16),
-          cmocka_unit_test(test_ties), cmocka_unit_test(test_floats), cmocka_unit_test(test_rows))
+UNIT_TESTS(test_cast_by_definition, test_codes, test_all_bf16, test_ties, test_floats, test_rows)

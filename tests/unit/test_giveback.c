@@ -257,8 +257,6 @@ static void at_the_end_nothing_is_kept(void **state)
     assert_int_equal(freed, 3);
 }
 
-UNIT_MAIN(cmocka_unit_test(all_words_are_waited_for), cmocka_unit_test(a_rank_that_is_ending_the_group_is_waited_for),
-          cmocka_unit_test(a_stopped_process_keeps_it_and_a_dead_one_does_not),
-          cmocka_unit_test(a_new_process_of_a_rank_has_mapped_it_anew),
-          cmocka_unit_test(what_is_still_mapped_here_is_not_said_to_be_closed),
-          cmocka_unit_test(at_the_end_nothing_is_kept))
+UNIT_TESTS(all_words_are_waited_for, a_rank_that_is_ending_the_group_is_waited_for,
+           a_stopped_process_keeps_it_and_a_dead_one_does_not, a_new_process_of_a_rank_has_mapped_it_anew,
+           what_is_still_mapped_here_is_not_said_to_be_closed, at_the_end_nothing_is_kept)

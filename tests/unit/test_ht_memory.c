@@ -253,12 +253,8 @@ static void the_least_has_one_row_in_a_slot(void **state)
     assert_int_equal(plan.ht.rounds, TOKENS);
 }
 
-UNIT_MAIN(cmocka_unit_test(the_heap_is_below_a_gigabyte),
-          cmocka_unit_test(one_node_is_below_its_bar_with_ordinary_memory),
-          cmocka_unit_test(several_nodes_are_below_their_bar_with_ordinary_memory),
-          cmocka_unit_test(what_the_caller_gives_for_one_node_is_kept),
-          cmocka_unit_test(what_the_caller_gives_for_several_nodes_is_kept),
-          cmocka_unit_test(handles_are_below_8_megabytes), cmocka_unit_test(what_the_caller_gives_is_kept),
-          cmocka_unit_test(the_least_has_one_row_in_a_slot),
-          cmocka_unit_test(ranks_of_nodes_exchange_rows_in_the_least_memory),
-          cmocka_unit_test(split_memory_keeps_to_the_same_bar))
+UNIT_TESTS(the_heap_is_below_a_gigabyte, one_node_is_below_its_bar_with_ordinary_memory,
+           several_nodes_are_below_their_bar_with_ordinary_memory, what_the_caller_gives_for_one_node_is_kept,
+           what_the_caller_gives_for_several_nodes_is_kept, handles_are_below_8_megabytes,
+           what_the_caller_gives_is_kept, the_least_has_one_row_in_a_slot,
+           ranks_of_nodes_exchange_rows_in_the_least_memory, split_memory_keeps_to_the_same_bar)

@@ -223,5 +223,5 @@ static void test_long_scales_beside_received_tokens(void **state)
     assert_int_equal(fixture_run(RANKS, &config, long_scales, NULL), 0);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_in_a_node), cmocka_unit_test(test_between_nodes), cmocka_unit_test(test_queued),
-          cmocka_unit_test(test_windows_that_nobody_expects), cmocka_unit_test(test_long_scales_beside_received_tokens))
+UNIT_TESTS(test_in_a_node, test_between_nodes, test_queued, test_windows_that_nobody_expects,
+           test_long_scales_beside_received_tokens)

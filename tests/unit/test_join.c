@@ -440,25 +440,18 @@ static const struct story stories[] = {
 
 #define PLAY(name, i) UNIT_CASE(name, plays, (void *)(uintptr_t)&stories[i])
 
-int main(int argc, char **argv)
+static int set_up(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        PLAY("joins_before_the_others_notice", 0),
-        PLAY("joins_a_group_that_has_gone_on", 1),
-        PLAY("several_in_a_row_with_rank_0", 2),
-        PLAY("joins_in_low_latency", 3),
-        PLAY("replacements_that_die_while_they_join", 4),
-        PLAY("strangers_are_refused", 5),
-        UNIT_CASE("one_of_two_for_one_place", one_of_two, NULL),
-        PLAY("joins_over_sockets", 6),
-        PLAY("joins_over_sockets_in_low_latency", 7),
-    };
-
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    (void)state;
     table = child_share(sizeof(*table));
     if (!table)
         return 1;
     child_forget_settings();
-    return unit_run("join", tests, UNIT_COUNT(tests));
+    return 0;
 }
+
+UNIT_MAIN_WITHIN(set_up, NULL, PLAY("joins_before_the_others_notice", 0), PLAY("joins_a_group_that_has_gone_on", 1),
+                 PLAY("several_in_a_row_with_rank_0", 2), PLAY("joins_in_low_latency", 3),
+                 PLAY("replacements_that_die_while_they_join", 4), PLAY("strangers_are_refused", 5),
+                 UNIT_CASE("one_of_two_for_one_place", one_of_two, NULL), PLAY("joins_over_sockets", 6),
+                 PLAY("joins_over_sockets_in_low_latency", 7))

@@ -263,20 +263,17 @@ static void in_every_phase(void **state)
     assert_int_equal(failures, 0);
 }
 
-int main(int argc, char **argv)
+static int set_up(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        UNIT_CASE("killed_on_one_node", in_every_phase, &((struct strike){NULL, SIGKILL})),
-        UNIT_CASE("killed_over_sockets", in_every_phase, &((struct strike){"ofi:tcp", SIGKILL})),
-        UNIT_CASE("killed_over_shared_memory", in_every_phase, &((struct strike){"ofi:shm", SIGKILL})),
-        UNIT_CASE("stopped_on_one_node", in_every_phase, &((struct strike){NULL, SIGSTOP})),
-        UNIT_CASE("stopped_over_sockets", in_every_phase, &((struct strike){"ofi:tcp", SIGSTOP})),
-        UNIT_CASE("stopped_over_shared_memory", in_every_phase, &((struct strike){"ofi:shm", SIGSTOP})),
-    };
-
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    (void)state;
     random_state = clock_ns();
     child_forget_settings();
-    return unit_run("killed", tests, UNIT_COUNT(tests));
+    return 0;
 }
+
+UNIT_MAIN_WITHIN(set_up, NULL, UNIT_CASE("killed_on_one_node", in_every_phase, &((struct strike){NULL, SIGKILL})),
+                 UNIT_CASE("killed_over_sockets", in_every_phase, &((struct strike){"ofi:tcp", SIGKILL})),
+                 UNIT_CASE("killed_over_shared_memory", in_every_phase, &((struct strike){"ofi:shm", SIGKILL})),
+                 UNIT_CASE("stopped_on_one_node", in_every_phase, &((struct strike){NULL, SIGSTOP})),
+                 UNIT_CASE("stopped_over_sockets", in_every_phase, &((struct strike){"ofi:tcp", SIGSTOP})),
+                 UNIT_CASE("stopped_over_shared_memory", in_every_phase, &((struct strike){"ofi:shm", SIGSTOP})))

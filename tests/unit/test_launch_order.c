@@ -89,4 +89,4 @@ static void test_captured_stream_stands_apart(void **state)
     assert_ptr_equal(group.last_stream, STREAM(2));
 }
 
-UNIT_MAIN(cmocka_unit_test(test_streams_wait_for_each_other), cmocka_unit_test(test_captured_stream_stands_apart))
+UNIT_TESTS(test_streams_wait_for_each_other, test_captured_stream_stands_apart)

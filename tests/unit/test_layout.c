@@ -147,5 +147,4 @@ static void test_bad_arguments(void **state)
     assert_int_equal(fixture_run(1, NULL, bad_arguments, NULL), 0);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_one_node), cmocka_unit_test(test_three_nodes), cmocka_unit_test(test_bad_index),
-          cmocka_unit_test(test_bad_arguments))
+UNIT_TESTS(test_one_node, test_three_nodes, test_bad_index, test_bad_arguments)

@@ -148,4 +148,4 @@ static void headers_are_a_small_part_at_any_number_of_ranks(void **state)
     assert_true(headers(64 * NODE) < PERCENT);
 }
 
-UNIT_MAIN(cmocka_unit_test(headers_are_a_small_part_at_any_number_of_ranks))
+UNIT_TESTS(headers_are_a_small_part_at_any_number_of_ranks)

@@ -119,4 +119,4 @@ static void a_slot_is_taken_again_when_all_have_read_it(void **state)
     assert_int_equal(fixture_run(RANKS, &config, combine_again_and_again, NULL), 0);
 }
 
-UNIT_MAIN(cmocka_unit_test(a_slot_is_taken_again_when_all_have_read_it))
+UNIT_TESTS(a_slot_is_taken_again_when_all_have_read_it)

@@ -57,4 +57,4 @@ static void looks_do_not_grow_with_ranks(void **state)
         assert_true(looks(atoi(more)) < few + AGAIN);
 }
 
-UNIT_MAIN(cmocka_unit_test(looks_do_not_grow_with_ranks))
+UNIT_TESTS(looks_do_not_grow_with_ranks)

@@ -682,13 +682,9 @@ static void test_reduce_rounds_to_nearest_even(void **state)
     assert_int_equal(out[1], 0x3f82);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_copy_many_writes_all), cmocka_unit_test(test_copy_and_zero),
-          cmocka_unit_test(test_cast_matches_definition), cmocka_unit_test(test_cast_every_pattern),
-          cmocka_unit_test(test_cast_random_float_bits), cmocka_unit_test(test_cast_nan_and_infinity),
-          cmocka_unit_test(test_cast_power_of_two_scale_is_exact_at_448), cmocka_unit_test(test_logfmt_error_bound),
-          cmocka_unit_test(test_logfmt_any_pattern), cmocka_unit_test(test_logfmt_raw_blocks),
-          cmocka_unit_test(test_logfmt_zero_keeps_largest), cmocka_unit_test(test_logfmt_powers_lie_in_one_octave),
-          cmocka_unit_test(test_logfmt_same_input_same_bytes), cmocka_unit_test(test_reduce_is_exact),
-          cmocka_unit_test(test_reduce_of_logfmt_rows), cmocka_unit_test(test_reduce_largest_hidden),
-          cmocka_unit_test(test_reduce_every_pattern), cmocka_unit_test(test_reduce_rounds_to_nearest_even),
-          cmocka_unit_test(test_levels_give_the_same_bits), cmocka_unit_test(test_level_is_what_the_environment_says))
+UNIT_TESTS(test_copy_many_writes_all, test_copy_and_zero, test_cast_matches_definition, test_cast_every_pattern,
+           test_cast_random_float_bits, test_cast_nan_and_infinity, test_cast_power_of_two_scale_is_exact_at_448,
+           test_logfmt_error_bound, test_logfmt_any_pattern, test_logfmt_raw_blocks, test_logfmt_zero_keeps_largest,
+           test_logfmt_powers_lie_in_one_octave, test_logfmt_same_input_same_bytes, test_reduce_is_exact,
+           test_reduce_of_logfmt_rows, test_reduce_largest_hidden, test_reduce_every_pattern,
+           test_reduce_rounds_to_nearest_even, test_levels_give_the_same_bits, test_level_is_what_the_environment_says)

@@ -757,17 +757,12 @@ static void a_silent_port_is_not_that_of_a_process_that_ended(void **state)
     close(squatter);
 }
 
-UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_ended_is_excluded),
-          cmocka_unit_test(ranks_excluded_by_one_are_excluded_by_all), cmocka_unit_test(one_alone_is_enough),
-          cmocka_unit_test(a_missing_rank_is_named), cmocka_unit_test(an_excluded_rank_is_told),
-          cmocka_unit_test(ranks_that_were_left_out_make_no_second_set),
-          cmocka_unit_test(ranks_that_were_told_early_make_no_second_set),
-          cmocka_unit_test(a_rank_that_was_told_makes_no_second_set_with_one_that_was_late),
-          cmocka_unit_test(a_rank_that_one_has_left_out_in_vain_is_taken_along),
-          cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(unknown_clients_do_no_harm),
-          cmocka_unit_test(a_rank_that_leaves_is_named_by_all),
-          cmocka_unit_test(the_coordinator_that_leaves_is_named_by_all),
-          cmocka_unit_test(a_rank_that_stops_is_named_by_all), cmocka_unit_test(a_coordinator_that_stops_is_suspected),
-          cmocka_unit_test(many_ranks_make_few_connections), cmocka_unit_test(a_lost_result_is_sent_again),
-          cmocka_unit_test(idle_connections_accuse_nobody), cmocka_unit_test(a_port_that_somebody_else_holds_is_closed),
-          cmocka_unit_test(a_silent_port_is_not_that_of_a_process_that_ended))
+UNIT_TESTS(all_ranks_take_part, a_rank_that_ended_is_excluded, ranks_excluded_by_one_are_excluded_by_all,
+           one_alone_is_enough, a_missing_rank_is_named, an_excluded_rank_is_told,
+           ranks_that_were_left_out_make_no_second_set, ranks_that_were_told_early_make_no_second_set,
+           a_rank_that_was_told_makes_no_second_set_with_one_that_was_late,
+           a_rank_that_one_has_left_out_in_vain_is_taken_along, ranks_that_want_different_things_are_told,
+           unknown_clients_do_no_harm, a_rank_that_leaves_is_named_by_all, the_coordinator_that_leaves_is_named_by_all,
+           a_rank_that_stops_is_named_by_all, a_coordinator_that_stops_is_suspected, many_ranks_make_few_connections,
+           a_lost_result_is_sent_again, idle_connections_accuse_nobody, a_port_that_somebody_else_holds_is_closed,
+           a_silent_port_is_not_that_of_a_process_that_ended)

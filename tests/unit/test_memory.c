@@ -216,8 +216,6 @@ static void allocations_do_not_overlap_and_come_back(void **state)
     assert_int_equal(fixture_run(2, NULL, check_alloc, NULL), 0);
 }
 
-UNIT_MAIN(cmocka_unit_test(the_parts_add_up), cmocka_unit_test(high_throughput_keeps_to_its_factor),
-          cmocka_unit_test(low_latency_keeps_to_its_factor), cmocka_unit_test(control_is_small),
-          cmocka_unit_test(a_bound_on_rows_saves_memory),
-          cmocka_unit_test(resident_memory_is_not_above_what_was_announced),
-          cmocka_unit_test(allocations_do_not_overlap_and_come_back))
+UNIT_TESTS(the_parts_add_up, high_throughput_keeps_to_its_factor, low_latency_keeps_to_its_factor, control_is_small,
+           a_bound_on_rows_saves_memory, resident_memory_is_not_above_what_was_announced,
+           allocations_do_not_overlap_and_come_back)

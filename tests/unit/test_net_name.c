@@ -101,7 +101,6 @@ static void the_environment_decides_where_the_caller_does_not(void **state)
     unsetenv("EPX_NET");
 }
 
-UNIT_MAIN(cmocka_unit_test(networks_by_name), cmocka_unit_test(tcp_and_shm_are_short_for_libfabric_s),
-          cmocka_unit_test(a_provider_follows_a_colon), cmocka_unit_test(the_old_form_has_a_semicolon),
-          cmocka_unit_test(unknown_names_list_the_known_ones), cmocka_unit_test(a_provider_where_none_belongs),
-          cmocka_unit_test(the_environment_decides_where_the_caller_does_not))
+UNIT_TESTS(networks_by_name, tcp_and_shm_are_short_for_libfabric_s, a_provider_follows_a_colon,
+           the_old_form_has_a_semicolon, unknown_names_list_the_known_ones, a_provider_where_none_belongs,
+           the_environment_decides_where_the_caller_does_not)

@@ -11,12 +11,9 @@
 #define net_verbs_ops without_verbs
 #include "net/unsupported.c"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 
-#include <cmocka.h> /* last: it has a macro fail() */
+#include "tests/lib/unit.h" /* last: it has a macro fail() */
 
 static void every_slot_is_filled(void **state)
 {
@@ -85,13 +82,4 @@ static void other_operations_refuse(void **state)
     net.ops->close(&net);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_slot_is_filled),
-        cmocka_unit_test(probe_and_open_say_how_to_get_the_network),
-        cmocka_unit_test(other_operations_refuse),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_TESTS(every_slot_is_filled, probe_and_open_say_how_to_get_the_network, other_operations_refuse)

@@ -204,19 +204,15 @@ static void all_learn_who_has_no_memory(void **state)
 #define STORY(name, net, masks, victim, callers) \
     UNIT_CASE(name, all_learn_who_has_no_memory, &((struct story){net, masks, victim, callers}))
 
-int main(int argc, char **argv)
+static int set_up(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        STORY("rank_0_of_one_node", NULL, 0, 0, 0),
-        STORY("rank_2_of_one_node", NULL, 0, 2, 0),
-        STORY("rank_1_by_the_callers_allgather", NULL, 1, 1, 1),
-        STORY("rank_0_of_two_nodes_with_masks", "ofi:tcp", 1, 0, 0),
-        STORY("rank_3_of_two_nodes_with_masks", "ofi:tcp", 1, 3, 0),
-    };
-
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    (void)state;
     child_forget_settings();
     setenv("EPX_LOG", "none", 0);
-    return unit_run("no_memory", tests, UNIT_COUNT(tests));
+    return 0;
 }
+
+UNIT_MAIN_WITHIN(set_up, NULL, STORY("rank_0_of_one_node", NULL, 0, 0, 0), STORY("rank_2_of_one_node", NULL, 0, 2, 0),
+                 STORY("rank_1_by_the_callers_allgather", NULL, 1, 1, 1),
+                 STORY("rank_0_of_two_nodes_with_masks", "ofi:tcp", 1, 0, 0),
+                 STORY("rank_3_of_two_nodes_with_masks", "ofi:tcp", 1, 3, 0))

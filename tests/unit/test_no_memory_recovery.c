@@ -337,23 +337,20 @@ static void all_recover_or_learn_who_cannot(void **state)
 
 #define STORY(name, ...) UNIT_CASE(name, all_recover_or_learn_who_cannot, &((struct story){__VA_ARGS__}))
 
-int main(int argc, char **argv)
+static int set_up(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        STORY("error_clear_rank_0", NULL, CLEAR, 0, 0, 0, 0),
-        STORY("error_clear_rank_2", NULL, CLEAR, 0, 2, 0, 0),
-        STORY("mask_clean_rank_0", NULL, CLEAN, 1, 0, 0, 0),
-        STORY("error_clear_with_masks_rank_1_three_times", NULL, CLEAR, 1, 1, 2, 0),
-        STORY("error_clear_rank_2_without_descriptors", NULL, CLEAR, 1, 2, 0, 1),
-        STORY("join_rank_0", NULL, JOIN, 1, 0, 0, 0),
-        STORY("join_the_process_that_joins", NULL, JOIN, 1, PLACE, 0, 0),
-        STORY("error_clear_on_two_nodes_rank_0", "ofi:tcp", CLEAR, 1, 0, 0, 0),
-        STORY("mask_clean_on_two_nodes_rank_3", "ofi:tcp", CLEAN, 1, 3, 0, 0),
-    };
-
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    (void)state;
     child_forget_settings();
     setenv("EPX_LOG", "none", 0);
-    return unit_run("no_memory_recovery", tests, UNIT_COUNT(tests));
+    return 0;
 }
+
+UNIT_MAIN_WITHIN(set_up, NULL, STORY("error_clear_rank_0", NULL, CLEAR, 0, 0, 0, 0),
+                 STORY("error_clear_rank_2", NULL, CLEAR, 0, 2, 0, 0),
+                 STORY("mask_clean_rank_0", NULL, CLEAN, 1, 0, 0, 0),
+                 STORY("error_clear_with_masks_rank_1_three_times", NULL, CLEAR, 1, 1, 2, 0),
+                 STORY("error_clear_rank_2_without_descriptors", NULL, CLEAR, 1, 2, 0, 1),
+                 STORY("join_rank_0", NULL, JOIN, 1, 0, 0, 0),
+                 STORY("join_the_process_that_joins", NULL, JOIN, 1, PLACE, 0, 0),
+                 STORY("error_clear_on_two_nodes_rank_0", "ofi:tcp", CLEAR, 1, 0, 0, 0),
+                 STORY("mask_clean_on_two_nodes_rank_3", "ofi:tcp", CLEAN, 1, 3, 0, 0))

@@ -163,5 +163,4 @@ static void four_thousand_ranks_are_no_matter(void **unused)
     node_map_free(&map);
 }
 
-UNIT_MAIN(cmocka_unit_test(relays_are_as_defined), cmocka_unit_test(both_ends_choose_the_same_ring),
-          cmocka_unit_test(four_thousand_ranks_are_no_matter))
+UNIT_TESTS(relays_are_as_defined, both_ends_choose_the_same_ring, four_thousand_ranks_are_no_matter)

@@ -380,7 +380,6 @@ static void dispatch_sends_the_references_rows(void **state)
     assert_int_equal(fixture_run(3, &config, dispatch_round, NULL), 0);
 }
 
-UNIT_MAIN(cmocka_unit_test(dispatch_sends_the_references_rows), cmocka_unit_test(combine_gives_the_references_sums),
-          cmocka_unit_test(a_signal_that_does_not_come_ends_the_combine), cmocka_unit_test(codes_are_the_nearest),
-          cmocka_unit_test(rows_are_the_references), cmocka_unit_test(sums_are_the_references),
-          cmocka_unit_test(exact_values_come_back))
+UNIT_TESTS(dispatch_sends_the_references_rows, combine_gives_the_references_sums,
+           a_signal_that_does_not_come_ends_the_combine, codes_are_the_nearest, rows_are_the_references,
+           sums_are_the_references, exact_values_come_back)

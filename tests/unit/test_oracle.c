@@ -497,14 +497,10 @@ static void calc_diff_is_zero_only_for_equals(void **state)
     assert_true(fabs(calc_diff(EPX_FP32, x, y, 3) - (1 - 66.0 / 67)) < 1e-12);
 }
 
-UNIT_MAIN(cmocka_unit_test(flat_rows_go_by_rank_and_token), cmocka_unit_test(rank_major_has_a_zone_per_rank),
-          cmocka_unit_test(low_latency_expert_major_has_a_zone_per_expert),
-          cmocka_unit_test(high_throughput_expert_major_is_padded), cmocka_unit_test(a_masked_rank_sends_nothing),
-          cmocka_unit_test(dispatch_check_finds_every_kind_of_change), cmocka_unit_test(compact_topk_is_ascending),
-          cmocka_unit_test(combine_sums_what_experts_return), cmocka_unit_test(combine_skips_masked_ranks),
-          cmocka_unit_test(results_and_weights_go_where_dispatch_put_them),
-          cmocka_unit_test(returned_weights_stand_at_their_entry), cmocka_unit_test(every_code_survives_a_round_trip),
-          cmocka_unit_test(fp8_rounds_to_the_nearest), cmocka_unit_test(half_rounds_to_even),
-          cmocka_unit_test(cast_scales_each_block), cmocka_unit_test(cast_rounds_scales_up_to_powers_of_two),
-          cmocka_unit_test(logfmt_keeps_to_its_bound), cmocka_unit_test(logfmt_leaves_large_and_flat_blocks_alone),
-          cmocka_unit_test(calc_diff_is_zero_only_for_equals))
+UNIT_TESTS(flat_rows_go_by_rank_and_token, rank_major_has_a_zone_per_rank,
+           low_latency_expert_major_has_a_zone_per_expert, high_throughput_expert_major_is_padded,
+           a_masked_rank_sends_nothing, dispatch_check_finds_every_kind_of_change, compact_topk_is_ascending,
+           combine_sums_what_experts_return, combine_skips_masked_ranks, results_and_weights_go_where_dispatch_put_them,
+           returned_weights_stand_at_their_entry, every_code_survives_a_round_trip, fp8_rounds_to_the_nearest,
+           half_rounds_to_even, cast_scales_each_block, cast_rounds_scales_up_to_powers_of_two,
+           logfmt_keeps_to_its_bound, logfmt_leaves_large_and_flat_blocks_alone, calc_diff_is_zero_only_for_equals)

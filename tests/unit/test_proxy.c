@@ -354,28 +354,12 @@ static void a_host_s_alarm_reaches_every_peer_once(void **state)
     expect_nothing_wrong(s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(every_command_lands_and_is_counted_in_any_order),
-        TEST(with_two_threads_a_pair_keeps_to_one),
-        TEST(through_the_wrap_of_the_ring_s_counters),
-        TEST(with_a_network_that_often_has_no_room),
-        TEST(contiguous_neighbours_become_one_put),
-        TEST(interleaved_destinations_merge_all_the_same),
-        TEST(neighbours_in_any_order_merge_and_close_gaps),
-        TEST(what_does_not_touch_on_both_sides_is_not_merged),
-        TEST(a_put_carries_no_more_than_its_immediate_can_count),
-        TEST(the_largest_heap_has_the_largest_command_at_its_end),
-        TEST(a_put_grows_to_the_set_size_at_most),
-        TEST(signals_ride_on_what_is_there),
-        TEST(what_waits_goes_on_merging),
-        TEST(an_alarm_reaches_all_and_counts_nothing),
-        TEST(an_alarm_that_is_passed_on_goes_to_the_relays),
-        TEST(an_alarm_about_no_rank_is_refused),
-        TEST(a_question_is_answered_by_the_proxy),
-        TEST(a_host_s_alarm_reaches_every_peer_once),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_TESTS_EACH(setup, teardown, every_command_lands_and_is_counted_in_any_order, with_two_threads_a_pair_keeps_to_one,
+                through_the_wrap_of_the_ring_s_counters, with_a_network_that_often_has_no_room,
+                contiguous_neighbours_become_one_put, interleaved_destinations_merge_all_the_same,
+                neighbours_in_any_order_merge_and_close_gaps, what_does_not_touch_on_both_sides_is_not_merged,
+                a_put_carries_no_more_than_its_immediate_can_count, the_largest_heap_has_the_largest_command_at_its_end,
+                a_put_grows_to_the_set_size_at_most, signals_ride_on_what_is_there, what_waits_goes_on_merging,
+                an_alarm_reaches_all_and_counts_nothing, an_alarm_that_is_passed_on_goes_to_the_relays,
+                an_alarm_about_no_rank_is_refused, a_question_is_answered_by_the_proxy,
+                a_host_s_alarm_reaches_every_peer_once)

@@ -482,42 +482,19 @@ static void a_stop_that_is_not_answered_closes_the_endpoint(void **state)
     assert_int_equal(s->ranks[0].errors, 0);  /* the group has failed already: no second reason */
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(a_command_of_another_version_is_refused),
-        TEST(an_unknown_operation_is_refused),
-        TEST(a_rank_beyond_the_last_is_refused),
-        TEST(a_rank_of_the_own_node_is_refused),
-        TEST(the_own_rank_is_refused),
-        TEST(a_rank_of_another_ring_is_refused),
-        TEST(a_counter_of_another_ring_is_refused),
-        TEST(a_source_outside_the_heap_is_refused),
-        TEST(a_target_outside_the_peer_s_heap_is_refused),
-        TEST(the_farthest_offsets_are_refused),
-        TEST(an_unknown_counter_is_refused),
-        TEST(an_unknown_slot_is_refused),
-        TEST(the_last_bytes_of_the_heaps_can_be_used),
-        TEST(an_immediate_of_another_version_is_refused),
-        TEST(an_immediate_from_no_rank_is_refused),
-        TEST(an_immediate_from_the_own_node_is_refused),
-        TEST(an_immediate_for_no_counter_is_refused),
-        TEST(an_immediate_in_another_s_name_is_refused),
-        TEST(a_completion_of_nothing_is_reported_and_changes_nothing),
-        TEST(a_put_that_fails_loses_the_peer_and_no_other),
-        TEST(a_peer_that_the_network_loses_is_named),
-        TEST(what_a_lost_peer_never_completes_counts_as_sent),
-        TEST(an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied),
-        TEST(an_endpoint_says_why_it_breaks),
-        TEST(a_doorbell_that_must_wait_is_rung_later),
-        TEST(a_peer_that_has_said_goodbye_is_not_lost),
-        TEST(who_only_receives_says_goodbye_too),
-        TEST(a_loss_may_overtake_a_goodbye),
-        TEST(a_peer_that_takes_nothing_keeps_no_goodbye_from_others),
-        TEST(two_that_leave_do_not_wait_for_each_other),
-        TEST(a_stop_drops_all_but_aborts_and_waits_for_what_is_posted),
-        TEST(a_stop_that_is_not_answered_closes_the_endpoint),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_TESTS_EACH(setup, teardown, a_command_of_another_version_is_refused, an_unknown_operation_is_refused,
+                a_rank_beyond_the_last_is_refused, a_rank_of_the_own_node_is_refused, the_own_rank_is_refused,
+                a_rank_of_another_ring_is_refused, a_counter_of_another_ring_is_refused,
+                a_source_outside_the_heap_is_refused, a_target_outside_the_peer_s_heap_is_refused,
+                the_farthest_offsets_are_refused, an_unknown_counter_is_refused, an_unknown_slot_is_refused,
+                the_last_bytes_of_the_heaps_can_be_used, an_immediate_of_another_version_is_refused,
+                an_immediate_from_no_rank_is_refused, an_immediate_from_the_own_node_is_refused,
+                an_immediate_for_no_counter_is_refused, an_immediate_in_another_s_name_is_refused,
+                a_completion_of_nothing_is_reported_and_changes_nothing, a_put_that_fails_loses_the_peer_and_no_other,
+                a_peer_that_the_network_loses_is_named, what_a_lost_peer_never_completes_counts_as_sent,
+                an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied, an_endpoint_says_why_it_breaks,
+                a_doorbell_that_must_wait_is_rung_later, a_peer_that_has_said_goodbye_is_not_lost,
+                who_only_receives_says_goodbye_too, a_loss_may_overtake_a_goodbye,
+                a_peer_that_takes_nothing_keeps_no_goodbye_from_others, two_that_leave_do_not_wait_for_each_other,
+                a_stop_drops_all_but_aborts_and_waits_for_what_is_posted,
+                a_stop_that_is_not_answered_closes_the_endpoint)

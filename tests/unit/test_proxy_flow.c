@@ -399,29 +399,15 @@ static void bad_options_are_refused(void **state)
     assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_UNSUPPORTED);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(a_peer_that_takes_nothing_does_not_hold_up_the_others),
-        TEST(when_a_peer_s_queue_is_full_the_ring_waits_and_nothing_is_lost),
-        TEST(messages_in_flight_keep_to_the_limit_of_their_kind),
-        TEST(messages_in_flight_are_counted_over_all_peers),
-        TEST(limits_come_from_the_environment),
-        TEST(bytes_in_flight_to_all_peers_keep_to_the_limit),
-        TEST(a_window_that_limits_grows_while_completions_come_in_time),
-        TEST(a_network_without_room_shrinks_the_window),
-        TEST(late_completions_shrink_the_window),
-        TEST(a_completion_may_stand_for_several_puts),
-        TEST(threads_take_what_is_pushed_and_are_quiet_afterwards),
-        TEST(sixty_four_threads_take_what_is_pushed),
-        TEST(a_sleeping_thread_wakes_for_every_replay),
-        TEST(an_idle_thread_uses_no_core),
-        TEST(a_device_that_cannot_ring_is_served_by_short_sleeps),
-        TEST(an_idle_thread_over_a_network_without_descriptor_sleeps_briefly),
-        TEST(a_descriptor_with_spurious_wakes_is_left_out),
-        TEST(quiet_ends_at_its_deadline_and_names_the_peer),
-        TEST(bad_options_are_refused),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_TESTS_EACH(setup, teardown, a_peer_that_takes_nothing_does_not_hold_up_the_others,
+                when_a_peer_s_queue_is_full_the_ring_waits_and_nothing_is_lost,
+                messages_in_flight_keep_to_the_limit_of_their_kind, messages_in_flight_are_counted_over_all_peers,
+                limits_come_from_the_environment, bytes_in_flight_to_all_peers_keep_to_the_limit,
+                a_window_that_limits_grows_while_completions_come_in_time, a_network_without_room_shrinks_the_window,
+                late_completions_shrink_the_window, a_completion_may_stand_for_several_puts,
+                threads_take_what_is_pushed_and_are_quiet_afterwards, sixty_four_threads_take_what_is_pushed,
+                a_sleeping_thread_wakes_for_every_replay, an_idle_thread_uses_no_core,
+                a_device_that_cannot_ring_is_served_by_short_sleeps,
+                an_idle_thread_over_a_network_without_descriptor_sleeps_briefly,
+                a_descriptor_with_spurious_wakes_is_left_out, quiet_ends_at_its_deadline_and_names_the_peer,
+                bad_options_are_refused)

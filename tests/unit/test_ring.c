@@ -303,10 +303,7 @@ static void producers_share_a_ring_across_the_wrap_of_64_bits(void **state)
     stress(UINT64_MAX - 40000, 1024, 20000);
 }
 
-UNIT_MAIN(cmocka_unit_test(an_empty_ring_has_no_command), cmocka_unit_test(bad_sizes_are_refused),
-          cmocka_unit_test(commands_come_in_order_through_every_wrap),
-          cmocka_unit_test(a_full_ring_makes_a_push_wait_until_its_deadline),
-          cmocka_unit_test(the_abort_word_ends_the_wait_for_room), cmocka_unit_test(producers_remember_the_tail),
-          cmocka_unit_test(a_push_rings_a_sleeping_proxy),
-          cmocka_unit_test(producers_share_a_ring_near_the_end_of_a_lap),
-          cmocka_unit_test(producers_share_a_ring_across_the_wrap_of_64_bits))
+UNIT_TESTS(an_empty_ring_has_no_command, bad_sizes_are_refused, commands_come_in_order_through_every_wrap,
+           a_full_ring_makes_a_push_wait_until_its_deadline, the_abort_word_ends_the_wait_for_room,
+           producers_remember_the_tail, a_push_rings_a_sleeping_proxy, producers_share_a_ring_near_the_end_of_a_lap,
+           producers_share_a_ring_across_the_wrap_of_64_bits)

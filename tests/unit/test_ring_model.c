@@ -352,5 +352,4 @@ static void a_step_done_wrong_is_found(void **state)
         assert_true(finds((enum bug)bug));
 }
 
-UNIT_MAIN(cmocka_unit_test(every_interleaving_delivers_every_command_once_and_whole),
-          cmocka_unit_test(a_step_done_wrong_is_found))
+UNIT_TESTS(every_interleaving_delivers_every_command_once_and_whole, a_step_done_wrong_is_found)

@@ -80,5 +80,4 @@ static void a_simulation_swaps_all_parts_and_back(void **state)
     expect_real();
 }
 
-UNIT_MAIN(cmocka_unit_test(all_is_real_at_first), cmocka_unit_test(a_test_swaps_one_part),
-          cmocka_unit_test(a_simulation_swaps_all_parts_and_back))
+UNIT_TESTS(all_is_real_at_first, a_test_swaps_one_part, a_simulation_swaps_all_parts_and_back)

@@ -3,11 +3,7 @@
  * The signal handling of a process before and after a vendor library is loaded and called. Each case is a process of
  * its own: dispositions are global, and a library's constructor runs once.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 
-#include <cmocka.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -18,6 +14,7 @@
 #include <unistd.h>
 
 #include "util/sigactions.h"
+#include "tests/lib/unit.h"
 
 static const int taken[] = {SIGINT, SIGTERM, SIGSEGV, SIGABRT}; /* by the constructor of fake_vendor.c */
 enum { TAKEN = (int)(sizeof(taken) / sizeof(taken[0])) };
@@ -253,19 +250,7 @@ CASE(overlapping_calls_are_covered)
 CASE(overlapping_loads_are_covered)
 CASE(errno_is_kept)
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vendor_takes_over_where_nothing_is_guarded),
-        cmocka_unit_test(test_dispositions_and_mask_are_restored),
-        cmocka_unit_test(test_what_the_application_changes_meanwhile_stays),
-        cmocka_unit_test(test_ignored_signals_stay_where_nothing_was_loaded),
-        cmocka_unit_test(test_later_calls_are_covered),
-        cmocka_unit_test(test_handlers_that_were_there_stay),
-        cmocka_unit_test(test_overlapping_calls_are_covered),
-        cmocka_unit_test(test_overlapping_loads_are_covered),
-        cmocka_unit_test(test_errno_is_kept),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_TESTS(test_vendor_takes_over_where_nothing_is_guarded, test_dispositions_and_mask_are_restored,
+           test_what_the_application_changes_meanwhile_stays, test_ignored_signals_stay_where_nothing_was_loaded,
+           test_later_calls_are_covered, test_handlers_that_were_there_stay, test_overlapping_calls_are_covered,
+           test_overlapping_loads_are_covered, test_errno_is_kept)

@@ -93,7 +93,5 @@ static void values_after_recovery_are_those_of_completed_operations(void **state
             }
 }
 
-UNIT_MAIN(cmocka_unit_test(every_phase_has_a_text_of_its_own), cmocka_unit_test(waits_of_low_latency_alone_may_mask),
-          cmocka_unit_test(high_throughput_rows_alone_are_bulk),
-          cmocka_unit_test(readers_and_the_own_relay_owe_signals),
-          cmocka_unit_test(values_after_recovery_are_those_of_completed_operations))
+UNIT_TESTS(every_phase_has_a_text_of_its_own, waits_of_low_latency_alone_may_mask, high_throughput_rows_alone_are_bulk,
+           readers_and_the_own_relay_owe_signals, values_after_recovery_are_those_of_completed_operations)

@@ -356,30 +356,17 @@ static void a_seed_replays_exactly(void **state)
     free(second);
 }
 
-int main(void)
+static int set_up(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_seed_decides_the_order),
-        cmocka_unit_test(time_jumps_when_all_wait),
-        cmocka_unit_test(who_waits_for_ever_is_named),
-        cmocka_unit_test(what_does_not_end_is_ended),
-        cmocka_unit_test(ranks_meet),
-        cmocka_unit_test(the_living_do_not_wait_for_the_dead),
-        cmocka_unit_test(seeds_that_have_found_something),
-        cmocka_unit_test(seeds_with_late_ranks_that_have_found_something),
-        cmocka_unit_test(a_seed_of_a_recovery_that_has_found_something),
-        cmocka_unit_test(a_seed_replays_exactly),
-        cmocka_unit_test(on_one_node),
-        cmocka_unit_test(low_latency_across_nodes),
-        cmocka_unit_test(high_throughput_across_nodes),
-        cmocka_unit_test(high_throughput_with_split_memory),
-        cmocka_unit_test(anything_without_faults),
-        cmocka_unit_test(anything_with_faults),
-        cmocka_unit_test(a_rank_that_stops_is_named),
-        cmocka_unit_test(faults_in_a_recovery),
-        cmocka_unit_test(many_ranks),
-    };
-
+    (void)state;
     setenv("EPX_LOG", "error", 0);
-    return unit_run("sim", tests, UNIT_COUNT(tests));
+    return 0;
 }
+
+UNIT_TESTS_WITHIN(set_up, NULL, the_seed_decides_the_order, time_jumps_when_all_wait, who_waits_for_ever_is_named,
+                  what_does_not_end_is_ended, ranks_meet, the_living_do_not_wait_for_the_dead,
+                  seeds_that_have_found_something, seeds_with_late_ranks_that_have_found_something,
+                  a_seed_of_a_recovery_that_has_found_something, a_seed_replays_exactly, on_one_node,
+                  low_latency_across_nodes, high_throughput_across_nodes, high_throughput_with_split_memory,
+                  anything_without_faults, anything_with_faults, a_rank_that_stops_is_named, faults_in_a_recovery,
+                  many_ranks)

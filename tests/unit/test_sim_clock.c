@@ -205,8 +205,6 @@ static void memory_knows_whose_it_is(void **state)
     cost_end();
 }
 
-UNIT_MAIN(cmocka_unit_test(the_earliest_runs), cmocka_unit_test(a_wake_up_takes_its_time),
-          cmocka_unit_test(a_put_takes_bytes_over_rate_and_the_next_one_waits),
-          cmocka_unit_test(two_senders_share_the_receivers_card),
-          cmocka_unit_test(a_long_put_delays_only_its_own_cards),
-          cmocka_unit_test(small_rows_are_charged_as_large_ones), cmocka_unit_test(memory_knows_whose_it_is))
+UNIT_TESTS(the_earliest_runs, a_wake_up_takes_its_time, a_put_takes_bytes_over_rate_and_the_next_one_waits,
+           two_senders_share_the_receivers_card, a_long_put_delays_only_its_own_cards,
+           small_rows_are_charged_as_large_ones, memory_knows_whose_it_is)

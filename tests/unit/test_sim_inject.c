@@ -275,40 +275,26 @@ static void a_rank_named_although_it_waits_is_found(void **state)
     is_found(BUG_NO_FOLLOW, SIM_FAULT_STOP, "has stopped, and rank");
 }
 
-int main(void)
+static int set_up(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_a_bug_nothing_is_found),
-        cmocka_unit_test(a_missing_wait_for_slot_reuse_is_found),
-        cmocka_unit_test(a_counter_compared_with_the_wrong_epoch_is_found),
-        cmocka_unit_test(a_field_one_bit_too_narrow_is_found),
-        cmocka_unit_test(a_credit_given_too_early_is_found),
-        cmocka_unit_test(a_window_given_back_too_early_is_found),
-        cmocka_unit_test(a_slot_given_back_before_its_node_has_taken_it_is_found),
-        cmocka_unit_test(a_round_counted_twice_is_found),
-        cmocka_unit_test(an_aggregate_that_misses_a_peer_is_found),
-        cmocka_unit_test(a_word_of_a_node_that_misses_a_rank_is_found),
-        cmocka_unit_test(a_word_stored_before_the_count_of_its_node_is_found),
-        cmocka_unit_test(a_heap_that_is_not_mapped_again_is_found),
-        cmocka_unit_test(a_place_given_while_its_process_is_there_is_found),
-        cmocka_unit_test(members_that_choose_different_processes_are_found),
-        cmocka_unit_test(rows_that_land_with_gaps_are_found),
-        cmocka_unit_test(rows_that_return_to_a_wrong_place_are_found),
-        cmocka_unit_test(a_rank_that_gives_up_in_silence_is_found),
-        cmocka_unit_test(a_missing_look_at_the_abort_word_is_found),
-        cmocka_unit_test(memory_reused_before_the_network_has_read_it_is_found),
-        cmocka_unit_test(a_late_rank_that_writes_into_reused_memory_is_found),
-        cmocka_unit_test(an_agent_that_is_taken_for_one_that_still_writes_is_found),
-        cmocka_unit_test(rows_that_return_to_where_a_masked_rank_puts_some_are_found),
-        cmocka_unit_test(a_rank_that_recovers_alone_is_found),
-        cmocka_unit_test(a_masked_rank_that_is_not_told_is_found),
-        cmocka_unit_test(a_recovery_that_some_ranks_have_not_heard_of_is_found),
-        cmocka_unit_test(a_rank_that_leaves_without_a_goodbye_is_found),
-        cmocka_unit_test(a_last_step_that_begins_too_early_is_found),
-        cmocka_unit_test(a_second_set_of_ranks_that_were_left_out_is_found),
-        cmocka_unit_test(a_rank_named_although_it_waits_is_found),
-    };
-
+    (void)state;
     setenv("EPX_LOG", "none", 0);
-    return unit_run("sim_inject", tests, UNIT_COUNT(tests));
+    return 0;
 }
+
+UNIT_TESTS_WITHIN(set_up, NULL, without_a_bug_nothing_is_found, a_missing_wait_for_slot_reuse_is_found,
+                  a_counter_compared_with_the_wrong_epoch_is_found, a_field_one_bit_too_narrow_is_found,
+                  a_credit_given_too_early_is_found, a_window_given_back_too_early_is_found,
+                  a_slot_given_back_before_its_node_has_taken_it_is_found, a_round_counted_twice_is_found,
+                  an_aggregate_that_misses_a_peer_is_found, a_word_of_a_node_that_misses_a_rank_is_found,
+                  a_word_stored_before_the_count_of_its_node_is_found, a_heap_that_is_not_mapped_again_is_found,
+                  a_place_given_while_its_process_is_there_is_found, members_that_choose_different_processes_are_found,
+                  rows_that_land_with_gaps_are_found, rows_that_return_to_a_wrong_place_are_found,
+                  a_rank_that_gives_up_in_silence_is_found, a_missing_look_at_the_abort_word_is_found,
+                  memory_reused_before_the_network_has_read_it_is_found,
+                  a_late_rank_that_writes_into_reused_memory_is_found,
+                  an_agent_that_is_taken_for_one_that_still_writes_is_found,
+                  rows_that_return_to_where_a_masked_rank_puts_some_are_found, a_rank_that_recovers_alone_is_found,
+                  a_masked_rank_that_is_not_told_is_found, a_recovery_that_some_ranks_have_not_heard_of_is_found,
+                  a_rank_that_leaves_without_a_goodbye_is_found, a_last_step_that_begins_too_early_is_found,
+                  a_second_set_of_ranks_that_were_left_out_is_found, a_rank_named_although_it_waits_is_found)

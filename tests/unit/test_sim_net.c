@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the simulated network does beyond what every network must do (test_net_sim.c): time, tearing, loss, death. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "net/sim/sim.h"
+#include "tests/lib/unit.h"
 
 enum { HEAP = 1 << 16 };
 
@@ -221,19 +217,6 @@ static void there_is_no_network_without_a_world(void **state)
     assert_null(net);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_put_takes_what_its_card_and_way_take),
-        cmocka_unit_test(a_card_sends_one_after_the_other),
-        cmocka_unit_test(jitter_reorders),
-        cmocka_unit_test(bytes_are_read_when_they_land),
-        cmocka_unit_test(a_torn_put_is_whole_when_its_immediate_comes),
-        cmocka_unit_test(a_lost_put_loses_the_peer),
-        cmocka_unit_test(a_death_is_told_after_a_while),
-        cmocka_unit_test(no_more_are_taken_than_fit),
-        cmocka_unit_test(there_is_no_network_without_a_world),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_TESTS(a_put_takes_what_its_card_and_way_take, a_card_sends_one_after_the_other, jitter_reorders,
+           bytes_are_read_when_they_land, a_torn_put_is_whole_when_its_immediate_comes, a_lost_put_loses_the_peer,
+           a_death_is_told_after_a_while, no_more_are_taken_than_fit, there_is_no_network_without_a_world)

@@ -60,5 +60,4 @@ static void e5m2_is_rounded(void **state)
     assert_true(isnan(epx_small_decode(&epx_small_e5m2, epx_small_encode(&epx_small_e5m2, NAN, 1))));
 }
 
-UNIT_MAIN(cmocka_unit_test(every_code_is_decoded), cmocka_unit_test(floats_are_rounded),
-          cmocka_unit_test(e5m2_is_rounded))
+UNIT_TESTS(every_code_is_decoded, floats_are_rounded, e5m2_is_rounded)

@@ -460,22 +460,8 @@ static void addresses_are_sealed_for_a_callers_all_gather(void **state)
     assert_true(sends_addresses("none")); /* the test would hear them */
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_held_port_is_an_error),
-        cmocka_unit_test(a_squatter_learns_nothing),
-        cmocka_unit_test(a_squatter_that_plays_rank_0_learns_nothing),
-        cmocka_unit_test(hellos_without_the_secret_do_no_harm),
-        cmocka_unit_test(ranks_with_another_secret_are_named),
-        cmocka_unit_test(idle_connections_do_not_delay_a_start),
-        cmocka_unit_test(a_lobby_accepts_who_sends),
-        cmocka_unit_test(a_lobby_waits_for_nobody_without_the_key),
-        cmocka_unit_test(secrets_are_read_only_where_nobody_else_can),
-        cmocka_unit_test(secrets_that_differ_are_named),
-        cmocka_unit_test(addresses_are_sealed_for_a_callers_all_gather),
-    };
-
-    name_this_run();
-    return unit_run("strangers", tests, UNIT_COUNT(tests));
-}
+UNIT_TESTS_WITHIN(name_this_run, NULL, a_held_port_is_an_error, a_squatter_learns_nothing,
+                  a_squatter_that_plays_rank_0_learns_nothing, hellos_without_the_secret_do_no_harm,
+                  ranks_with_another_secret_are_named, idle_connections_do_not_delay_a_start, a_lobby_accepts_who_sends,
+                  a_lobby_waits_for_nobody_without_the_key, secrets_are_read_only_where_nobody_else_can,
+                  secrets_that_differ_are_named, addresses_are_sealed_for_a_callers_all_gather)

@@ -7,21 +7,17 @@
  * Each scenario is a process of its own with four ranks as threads, two to a node; the last rank's network is the bad
  * one. ctest: cost=45 labels=processes,noclang sleeps
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <sys/wait.h>
 
 #include "tests/unit/blocking_net.h"
 #include "util/clock.h"
 #include "util/runtime.h"
 
-#include <cmocka.h>
-
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/slow.h"
 #include "tests/lib/thread_boot.h"
+#include "tests/lib/unit.h"
 
 /* The bound of proxy_close is the greater of two seconds and half the deadline; of opening, three quarters. All of them
  * through slow_ms(), but for calls that block for ever. */
@@ -467,14 +463,5 @@ static void back_after_the_deadline(void **state)
     ALL_PASS(scenarios);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stuck_while_a_group_is_made),       cmocka_unit_test(stuck_while_a_group_works),
-        cmocka_unit_test(survivors_go_on_without_the_stuck), cmocka_unit_test(stuck_while_a_group_starts_over),
-        cmocka_unit_test(stuck_at_the_end_of_a_group),       cmocka_unit_test(slow_is_not_stuck),
-        cmocka_unit_test(back_after_the_deadline),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_TESTS(stuck_while_a_group_is_made, stuck_while_a_group_works, survivors_go_on_without_the_stuck,
+           stuck_while_a_group_starts_over, stuck_at_the_end_of_a_group, slow_is_not_stuck, back_after_the_deadline)

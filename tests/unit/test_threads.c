@@ -303,7 +303,6 @@ static void a_child_of_fork_is_refused_and_the_parent_goes_on(void **state)
     assert_int_equal(fixture_run(2, NULL, forks, NULL), 0);
 }
 
-UNIT_MAIN(cmocka_unit_test(a_stream_of_another_group_is_refused), cmocka_unit_test(a_group_is_used_by_several_threads),
-          cmocka_unit_test(a_group_is_not_destroyed_under_a_call),
-          cmocka_unit_test(a_call_behind_another_ends_though_the_clock_is_set),
-          cmocka_unit_test(a_child_of_fork_is_refused_and_the_parent_goes_on))
+UNIT_TESTS(a_stream_of_another_group_is_refused, a_group_is_used_by_several_threads,
+           a_group_is_not_destroyed_under_a_call, a_call_behind_another_ends_though_the_clock_is_set,
+           a_child_of_fork_is_refused_and_the_parent_goes_on)

@@ -325,26 +325,9 @@ static void an_unknown_level_is_said_once(void **state)
                         "warn\nepx: rank 3: error: e 1\nepx: rank 3: warn: w\n");
 }
 
-int main(void)
-{
-    /* First those that need a process in which nothing has been logged yet. */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lines_up_to_the_level_are_shown),
-        cmocka_unit_test(an_unknown_level_is_said_once),
-        cmocka_unit_test(bad_numbers_are_ignored_with_one_warning),
-        cmocka_unit_test(unknown_variables_are_warned_about_once),
-        cmocka_unit_test(numbers_may_have_suffixes),
-        cmocka_unit_test(aliases_stand_in),
-        cmocka_unit_test(aliases_keep_their_unit),
-        cmocka_unit_test(the_page_on_variables_agrees_with_the_table),
-        cmocka_unit_test(every_status_has_a_line_of_its_own),
-        cmocka_unit_test(a_failure_is_remembered),
-        cmocka_unit_test(errno_is_appended_and_kept),
-        cmocka_unit_test(a_long_message_is_cut),
-        cmocka_unit_test(messages_belong_to_their_thread),
-        cmocka_unit_test(the_version_is_told),
-        cmocka_unit_test(dtypes_have_sizes),
-    };
-
-    return cmocka_run_group_tests_name("util", tests, NULL, NULL);
-}
+/* First those that need a process in which nothing has been logged yet. */
+UNIT_TESTS(lines_up_to_the_level_are_shown, an_unknown_level_is_said_once, bad_numbers_are_ignored_with_one_warning,
+           unknown_variables_are_warned_about_once, numbers_may_have_suffixes, aliases_stand_in,
+           aliases_keep_their_unit, the_page_on_variables_agrees_with_the_table, every_status_has_a_line_of_its_own,
+           a_failure_is_remembered, errno_is_appended_and_kept, a_long_message_is_cut, messages_belong_to_their_thread,
+           the_version_is_told, dtypes_have_sizes)

@@ -149,4 +149,4 @@ static void wrong_operations_are_found(void **state)
         assert_true(explore(0) > 0);
 }
 
-UNIT_MAIN(cmocka_unit_test(blocks_agree_in_every_order), cmocka_unit_test(wrong_operations_are_found))
+UNIT_TESTS(blocks_agree_in_every_order, wrong_operations_are_found)

@@ -274,9 +274,7 @@ static void values_are_finite_and_sized_as_promised(void **state)
             }
 }
 
-UNIT_MAIN(cmocka_unit_test(same_arguments_give_the_same_bits), cmocka_unit_test(round_changes_numbers_but_not_routing),
-          cmocka_unit_test(a_row_is_a_prefix_of_a_longer_one), cmocka_unit_test(entries_are_in_range_and_distinct),
-          cmocka_unit_test(all_experts_when_topk_is_their_number), cmocka_unit_test(uniform_routing_is_even),
-          cmocka_unit_test(zipf_routing_has_a_favourite), cmocka_unit_test(hot_routing_names_only_the_hot),
-          cmocka_unit_test(group_routing_stays_within_its_groups), cmocka_unit_test(uneven_counts_include_none_and_all),
-          cmocka_unit_test(values_are_finite_and_sized_as_promised))
+UNIT_TESTS(same_arguments_give_the_same_bits, round_changes_numbers_but_not_routing, a_row_is_a_prefix_of_a_longer_one,
+           entries_are_in_range_and_distinct, all_experts_when_topk_is_their_number, uniform_routing_is_even,
+           zipf_routing_has_a_favourite, hot_routing_names_only_the_hot, group_routing_stays_within_its_groups,
+           uneven_counts_include_none_and_all, values_are_finite_and_sized_as_promised)
