@@ -104,23 +104,22 @@ void prop_print_case(const struct prop_case *c);
 void prop_recoveries(uint64_t *ranks, uint64_t *rounds);
 /* How many processes have joined, and how many checked rounds they have run since. */
 void prop_joins(uint64_t *processes, uint64_t *rounds);
-/* NULL, or called when a process has joined. */
-extern void (*prop_joined)(epx_group *group);
-/* NULL, or called when a process ends its program; group NULL: it could not create one. */
-extern void (*prop_leaves)(int rank, epx_group *group);
-/* NULL, or called when a rank has recovered: what its group says of members is new. */
-extern void (*prop_recovered)(epx_group *group);
-/* With `repeat`. NULL, or called before a rank recovers, when that has failed, and when it is through, with this mask:
- * what followed went well. */
-extern void (*prop_recovers)(int rank);
-extern void (*prop_not_recovered)(int rank, epx_status status);
-extern void (*prop_through)(int rank, const int32_t *mask);
-/* NULL, or called before a rank uses its tensors for something else, while its group exists. */
-extern void (*prop_reuses)(epx_group *group);
-/* NULL, or called when a rank was told of a failure that faults excuse: whom does it name? */
-extern void (*prop_told)(epx_group *group, int rank);
-/* NULL, or called when `rank` masks `peer`, which it names, before it recovers. */
-extern void (*prop_masks)(int rank, int peer);
+/* What is told of a case while it runs; NULL: nothing. */
+struct prop_hooks {
+    void (*joined)(epx_group *group); /* a process has joined */
+    /* A process ends its program; group NULL: it could not create one. */
+    void (*leaves)(int rank, epx_group *group);
+    void (*recovered)(epx_group *group); /* a rank has recovered: what its group says of members is new */
+    /* With `repeat`: before a rank recovers, when that has failed, and when it is through, with this mask: what
+     * followed went well. */
+    void (*recovers)(int rank);
+    void (*not_recovered)(int rank, epx_status status);
+    void (*through)(int rank, const int32_t *mask);
+    void (*reuses)(epx_group *group); /* before a rank uses its tensors for something else, while its group exists */
+    void (*told)(epx_group *group, int rank); /* a rank was told of a failure that faults excuse: whom does it name? */
+    void (*masks)(int rank, int peer);        /* `rank` masks `peer`, which it names, before it recovers */
+};
+extern struct prop_hooks prop_hooks;
 /* How often an operation ended in a way that faults excuse. */
 uint64_t prop_excused(void);
 

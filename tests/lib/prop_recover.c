@@ -44,13 +44,6 @@ int actors_check_stats(struct actor *actors, const struct prop_case *c, int grou
 
 /* ---- Going on without some --------------------------------------------------------------------------------------- */
 
-void (*prop_recovered)(epx_group *group);
-void (*prop_masks)(int rank, int peer);
-void (*prop_leaves)(int rank, epx_group *group);
-void (*prop_recovers)(int rank);
-void (*prop_not_recovered)(int rank, epx_status status);
-void (*prop_through)(int rank, const int32_t *mask);
-
 static struct {
     uint64_t ranks, rounds;
 } recovered;
@@ -78,8 +71,8 @@ static int mask_the_culprits(struct actor *a, int32_t *mask)
     if ((status != EPX_ERR_TIMEOUT && strcmp(info.phase, "network") != 0) || info.peer < 0 || info.peer == a->rank)
         return 0;
     mask[info.peer] = 0;
-    if (prop_masks)
-        prop_masks(a->rank, info.peer);
+    if (prop_hooks.masks)
+        prop_hooks.masks(a->rank, info.peer);
     status = epx_mask_update(a->group, mask, NULL);
     return status == EPX_OK ? 0 : actor_failure(a, "epx_mask_update: %s", epx_last_error());
 }
@@ -139,8 +132,8 @@ static int clean_and_go_on(struct actor *actors, const struct prop_case *c, int3
 
     a->shared->stage = 2;
     rc = recovery_status(a, "epx_mask_clean", epx_mask_clean(a->group, NULL));
-    if (!rc && prop_recovered)
-        prop_recovered(a->group);
+    if (!rc && prop_hooks.recovered)
+        prop_hooks.recovered(a->group);
     return rc ? rc : go_on(actors, c, mask);
 }
 
@@ -150,12 +143,12 @@ static int recover_once(struct actor *actors, const struct prop_case *c, int cle
     struct actor *a = &actors[0];
     const epx_status status = cleans ? epx_mask_clean(a->group, NULL) : epx_group_error_clear(a->group);
 
-    if (status != EPX_OK && prop_not_recovered)
-        prop_not_recovered(a->rank, status);
+    if (status != EPX_OK && prop_hooks.not_recovered)
+        prop_hooks.not_recovered(a->rank, status);
     if (recovery_status(a, cleans ? "epx_mask_clean" : "epx_group_error_clear", status))
         return -1;
-    if (prop_recovered)
-        prop_recovered(a->group);
+    if (prop_hooks.recovered)
+        prop_hooks.recovered(a->group);
     return go_on(actors, c, mask);
 }
 
@@ -178,8 +171,8 @@ static int recover_often(struct actor *actors, const struct prop_case *c, int32_
     struct actor *a = &actors[0];
     int rc = -1;
 
-    if (prop_recovers)
-        prop_recovers(a->rank);
+    if (prop_hooks.recovers)
+        prop_hooks.recovers(a->rank);
     for (int i = 0; rc && i < c->repeat && !__atomic_load_n(&a->shared->lock, __ATOMIC_RELAXED); i++) {
         if (i && leave_the_step(a))
             break;
@@ -187,8 +180,8 @@ static int recover_often(struct actor *actors, const struct prop_case *c, int32_
     }
     if (rc)
         return rc;
-    if (prop_through)
-        prop_through(a->rank, mask);
+    if (prop_hooks.through)
+        prop_hooks.through(a->rank, mask);
     __atomic_fetch_add(&recovered.ranks, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&recovered.rounds, (uint64_t)c->pairs, __ATOMIC_RELAXED);
     return 0;
@@ -201,9 +194,9 @@ static epx_status clear_error(struct actor *a)
     const epx_status status = epx_group_error_clear(a->group);
     struct prop_rng own = {workload_hash(a->shared->c->seed, 900 + (uint64_t)a->rank)};
 
-    if (status != EPX_ERR_PEER || !strstr(epx_last_error(), "continues without") || !prop_not_recovered)
+    if (status != EPX_ERR_PEER || !strstr(epx_last_error(), "continues without") || !prop_hooks.not_recovered)
         return status;
-    prop_not_recovered(a->rank, status);
+    prop_hooks.not_recovered(a->rank, status);
     pause_ns((uint64_t)a->shared->c->timeout_ms * 100000u * (uint64_t)(1 + prop_draw(&own, 100)));
     return epx_group_error_clear(a->group);
 }
@@ -222,8 +215,8 @@ int actors_recover(struct actor *actors, const struct prop_case *c)
     }
     if (!rc)
         rc = recovery_status(a, "epx_group_error_clear", clear_error(a));
-    if (!rc && prop_recovered)
-        prop_recovered(a->group);
+    if (!rc && prop_hooks.recovered)
+        prop_hooks.recovered(a->group);
     if (!rc) {
         __atomic_fetch_add(&recovered.ranks, 1, __ATOMIC_RELAXED);
         rc = go_on(actors, c, mask);

@@ -168,14 +168,14 @@ static int run_spare(int spare, struct shared *s)
                  ? -1
                  : actor_status(&actors[0], "epx_group_join", status);
     }
-    if (!rc && prop_joined)
-        prop_joined(group);
+    if (!rc && prop_hooks.joined)
+        prop_hooks.joined(group);
     for (int i = 0; !rc && i < c->nhandles; i++)
         rc = open_actor(&actors[i], s, rank, i, group);
     if (!rc)
         rc = actors_joined(actors, c);
-    if (group && prop_leaves)
-        prop_leaves(rank, group);
+    if (group && prop_hooks.leaves)
+        prop_hooks.leaves(rank, group);
     rc = close_actors(actors, c, rc);
     if (group && actor_status(&actors[0], "epx_group_destroy", epx_group_destroy(group)))
         rc = -1;
@@ -229,8 +229,8 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         rc = linger(&actors[0]);
     for (int g = 0; !rc && !c->may_fail && g < c->ngroups && g < c->nhandles; g++)
         rc = actors_check_stats(actors, c, g);
-    if (prop_leaves)
-        prop_leaves(rank, groups[0]);
+    if (prop_hooks.leaves)
+        prop_hooks.leaves(rank, groups[0]);
     rc = close_actors(actors, c, rc);
     for (int g = 0; g < c->ngroups; g++)
         if (groups[g] && actor_status(&actors[0], "epx_group_destroy", epx_group_destroy(groups[g])))

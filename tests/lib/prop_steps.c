@@ -42,7 +42,7 @@ static int excusable(const struct actor *a, epx_status status)
 }
 
 static uint64_t excused;
-void (*prop_told)(epx_group *group, int rank);
+struct prop_hooks prop_hooks;
 
 uint64_t prop_excused(void)
 {
@@ -74,8 +74,8 @@ int actor_status(struct actor *a, const char *call, epx_status status)
     if (excusable(a, status)) {
         __atomic_fetch_add(&excused, 1, __ATOMIC_RELAXED);
         a->failed = 1;
-        if (prop_told && a->group)
-            prop_told(a->group, a->rank);
+        if (prop_hooks.told && a->group)
+            prop_hooks.told(a->group, a->rank);
         return -1;
     }
     return actor_failure(a, "%s: %s: %s", call, epx_strerror(status), epx_last_error());
@@ -214,15 +214,12 @@ static void spoil(struct shared *s, struct buffer *b)
         ;
 }
 
-void (*prop_reuses)(epx_group *group);
-void (*prop_joined)(epx_group *group);
-
 static void free_tensors(struct actor *a)
 {
     const struct prop_case *c = a->shared->c;
 
-    if (prop_reuses && a->group)
-        prop_reuses(a->group);
+    if (prop_hooks.reuses && a->group)
+        prop_hooks.reuses(a->group);
     for (int i = 0; i < a->nbuffers; i++) {
         if (a->buffer[i].from_epx && a->buffer[i].base)
             memset(a->buffer[i].base, SPOILED, a->buffer[i].bytes); /* used for something else, also after a failure */

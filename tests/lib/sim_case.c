@@ -718,6 +718,15 @@ static void masks(int rank, int peer)
                  "rank %d masks rank %d, and neither was late", rank, peer);
 }
 
+/* Says what a case has failed with, if that is anything. */
+static int failure(struct sim_report *report, const char *text)
+{
+    if (!text[0])
+        return 0;
+    snprintf(report->error, sizeof(report->error), "%s", text);
+    return -1;
+}
+
 int sim_case_run(const struct sim_case *c, struct sim_report *report)
 {
     int rc;
@@ -726,38 +735,21 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     memset(&now, 0, sizeof(now));
     now.c = c;
     now.report = report;
-    prop_reuses = reuses;
-    prop_told = told;
-    prop_joined = has_joined;
-    prop_recovered = has_recovered;
-    prop_masks = masks;
-    prop_leaves = leaves;
-    prop_recovers = recovers;
-    prop_not_recovered = not_recovered;
-    prop_through = through;
+    prop_hooks = (struct prop_hooks){.reuses = reuses,
+                                     .told = told,
+                                     .joined = has_joined,
+                                     .recovered = has_recovered,
+                                     .masks = masks,
+                                     .leaves = leaves,
+                                     .recovers = recovers,
+                                     .not_recovered = not_recovered,
+                                     .through = through};
     rc = prop_run_case_on(&c->prop, simulated_ranks, report->error, sizeof(report->error));
-    prop_reuses = NULL;
-    prop_told = NULL;
-    prop_joined = NULL;
-    prop_recovered = NULL;
-    prop_masks = NULL;
-    prop_leaves = NULL;
-    prop_recovers = NULL;
-    prop_not_recovered = NULL;
-    prop_through = NULL;
-    if (report->wrong_culprit[0] && rc == 0) {
-        snprintf(report->error, sizeof(report->error), "%s", report->wrong_culprit);
-        rc = -1;
-    }
-    if (report->outcome.broken[0]) {
-        snprintf(report->error, sizeof(report->error), "%s", report->outcome.broken);
-        rc = -1;
-    }
-    if (report->outcome.stuck[0]) {
-        snprintf(report->error, sizeof(report->error), "%s", report->outcome.stuck);
-        rc = -1;
-    }
-    return rc;
+    prop_hooks = (struct prop_hooks){0};
+    if (rc == 0)
+        rc = failure(report, report->wrong_culprit);
+    rc |= failure(report, report->outcome.broken);
+    return rc | failure(report, report->outcome.stuck);
 }
 
 void sim_case_print(const struct sim_case *c)

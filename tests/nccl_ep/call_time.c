@@ -15,6 +15,7 @@
 #include <nccl_ep.h>
 
 #include "epx/epx.h"
+#include "nccl_calls.h"
 
 enum { ROUNDS = 4000, TOKENS = 8, TOPK = 2, HIDDEN = 512, EXPERTS = 4, NATIVE = 0, COMPAT = 1 };
 #define LIMIT_US 2.0
@@ -162,26 +163,22 @@ static double compat(int low, int combine)
     ncclEpTensor_t rows = tensor(received, ncclBfloat16, low ? 3 : 2, low ? three : flat);
     ncclEpTensor_t rw = tensor(row_weights, ncclFloat32, 1, all), y = tensor(back, ncclBfloat16, 2, two);
     ncclEpTensor_t n = tensor(counts, ncclInt32, 1, each);
-    ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
-    ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-    ncclEpCombineInputs_t cin = NCCL_EP_COMBINE_INPUTS_INIT;
-    ncclEpCombineOutputs_t cout = NCCL_EP_COMBINE_OUTPUTS_INIT;
-    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+    struct nccl_calls c = nccl_calls_none();
     double start;
 
-    in.tokens = &x;
-    out.tokens = cin.tokens = &rows;
-    cout.tokens = &y;
-    info.expert_counters = &n;
+    c.in.tokens = &x;
+    c.out.tokens = c.cin.tokens = &rows;
+    c.cout.tokens = &y;
+    c.info.expert_counters = &n;
     if (low) {
-        cout.topk_weights = &w;
+        c.cout.topk_weights = &w;
     } else {
-        in.topk_weights = &w;
-        out.topk_weights = &rw;
+        c.in.topk_weights = &w;
+        c.out.topk_weights = &rw;
     }
     start = now_us();
-    MUST(combine ? ncclEpCombine(ep_handle, &cin, &cout, NULL, NULL)
-                 : ncclEpDispatch(ep_handle, &in, &out, &info, NULL, NULL));
+    MUST(combine ? ncclEpCombine(ep_handle, &c.cin, &c.cout, NULL, NULL)
+                 : ncclEpDispatch(ep_handle, &c.in, &c.out, &c.info, NULL, NULL));
     start = now_us() - start;
     MUST(ncclEpxStreamSynchronize(NULL));
     return start;

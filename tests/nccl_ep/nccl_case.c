@@ -226,17 +226,6 @@ static int check_counts(struct nccl_case *nc)
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-struct nccl_calls nccl_calls_none(void)
-{
-    return (struct nccl_calls){.in = NCCL_EP_DISPATCH_INPUTS_INIT,
-                               .out = NCCL_EP_DISPATCH_OUTPUTS_INIT,
-                               .config = NCCL_EP_DISPATCH_CONFIG_INIT,
-                               .cin = NCCL_EP_COMBINE_INPUTS_INIT,
-                               .cout = NCCL_EP_COMBINE_OUTPUTS_INIT,
-                               .cconfig = NCCL_EP_COMBINE_CONFIG_INIT,
-                               .info = NCCL_EP_LAYOUT_INFO_INIT};
-}
-
 static void dispatch_args(struct nccl_calls *c, struct nccl_case *nc, int backward)
 {
     c->in.tokens = nc->tokens.tensor;

@@ -10,6 +10,7 @@
 #include <nccl.h>
 #include <nccl_ep.h>
 
+#include "nccl_calls.h"
 #include "tests/lib/oracle.h"
 
 /* The process's rank and communicator. */
@@ -109,17 +110,6 @@ struct nccl_case {
     struct tensor_pair results, result_weights, combined, combined_weights; /* of combine */
 };
 
-/* The arguments of dispatch and combine, made of a case's tensors; a test may change them before the call. */
-struct nccl_calls {
-    ncclEpDispatchInputs_t in;
-    ncclEpDispatchOutputs_t out;
-    ncclEpDispatchConfig_t config;
-    ncclEpCombineInputs_t cin;
-    ncclEpCombineOutputs_t cout;
-    ncclEpCombineConfig_t cconfig;
-    ncclEpLayoutInfo_t info;
-};
-struct nccl_calls nccl_calls_none(void); /* no tensors, all settings their defaults */
 void nccl_calls_init(struct nccl_calls *c, struct nccl_case *nc, int backward);
 
 int64_t most_rows(const struct spec *spec); /* of high throughput's receive tensors */

@@ -13,6 +13,8 @@
 #include <nccl.h>
 #include <nccl_ep.h>
 
+#include "nccl_calls.h"
+
 enum { EXPERTS = 8, TOPK = 3, TOKENS = 6, HIDDEN = 512, ROWS = 32, SLACK = 1 << 20, MOST_TENSORS = 16 };
 
 static uint64_t state;
@@ -63,13 +65,7 @@ struct tensors { /* each with a megabyte, so that what is written for a size tha
 struct calls {
     ncclEpGroupConfig_t group;
     ncclEpHandleConfig_t handle;
-    ncclEpLayoutInfo_t info;
-    ncclEpDispatchInputs_t in;
-    ncclEpDispatchOutputs_t out;
-    ncclEpDispatchConfig_t config;
-    ncclEpCombineInputs_t cin;
-    ncclEpCombineOutputs_t cout;
-    ncclEpCombineConfig_t cconfig;
+    struct nccl_calls args;
     ncclEpCompleteConfig_t complete;
     ncclEpTensorAllocConfig_t alloc;
     ncclEpTensor_t *idx, *memory;
@@ -99,13 +95,7 @@ static void good_structs(struct calls *c, int low)
     memset(c, 0, sizeof(*c));
     c->group = (ncclEpGroupConfig_t)NCCL_EP_GROUP_CONFIG_INIT;
     c->handle = (ncclEpHandleConfig_t)NCCL_EP_HANDLE_CONFIG_INIT;
-    c->info = (ncclEpLayoutInfo_t)NCCL_EP_LAYOUT_INFO_INIT;
-    c->in = (ncclEpDispatchInputs_t)NCCL_EP_DISPATCH_INPUTS_INIT;
-    c->out = (ncclEpDispatchOutputs_t)NCCL_EP_DISPATCH_OUTPUTS_INIT;
-    c->config = (ncclEpDispatchConfig_t)NCCL_EP_DISPATCH_CONFIG_INIT;
-    c->cin = (ncclEpCombineInputs_t)NCCL_EP_COMBINE_INPUTS_INIT;
-    c->cout = (ncclEpCombineOutputs_t)NCCL_EP_COMBINE_OUTPUTS_INIT;
-    c->cconfig = (ncclEpCombineConfig_t)NCCL_EP_COMBINE_CONFIG_INIT;
+    c->args = nccl_calls_none();
     c->complete = (ncclEpCompleteConfig_t)NCCL_EP_COMPLETE_CONFIG_INIT;
     c->alloc = (ncclEpTensorAllocConfig_t)NCCL_EP_TENSOR_ALLOC_CONFIG_INIT;
     c->group.algorithm = low ? NCCL_EP_ALGO_LOW_LATENCY : NCCL_EP_ALGO_HIGH_THROUGHPUT;
@@ -128,23 +118,23 @@ static void good_calls(struct calls *c, int kind)
     c->idx = tensor(c, ncclInt64, 2, TOKENS, TOPK, 1);
     for (int i = 0; i < TOKENS * TOPK; i++)
         ((int64_t *)c->idx->data)[i] = i % EXPERTS;
-    c->in.tokens = tensor(c, ncclBfloat16, 2, TOKENS, HIDDEN, 1);
-    c->out.tokens = c->cin.tokens = tensor(c, ncclBfloat16, low ? 3 : 2, d0, d1, d2);
-    c->cout.tokens = tensor(c, ncclBfloat16, 2, TOKENS, HIDDEN, 1);
-    c->cout.topk_weights = tensor(c, ncclFloat32, 2, TOKENS, TOPK, 1);
+    c->args.in.tokens = tensor(c, ncclBfloat16, 2, TOKENS, HIDDEN, 1);
+    c->args.out.tokens = c->args.cin.tokens = tensor(c, ncclBfloat16, low ? 3 : 2, d0, d1, d2);
+    c->args.cout.tokens = tensor(c, ncclBfloat16, 2, TOKENS, HIDDEN, 1);
+    c->args.cout.topk_weights = tensor(c, ncclFloat32, 2, TOKENS, TOPK, 1);
     if (!low || major)
-        c->info.expert_counters = tensor(c, ncclInt32, 1, EXPERTS, 1, 1);
+        c->args.info.expert_counters = tensor(c, ncclInt32, 1, EXPERTS, 1, 1);
     else
-        c->info.src_rank_counters = tensor(c, ncclInt32, 1, 1, 1, 1);
+        c->args.info.src_rank_counters = tensor(c, ncclInt32, 1, 1, 1, 1);
     c->memory = tensor(c, ncclUint8, 1, SLACK, 1, 1);
     if (low && major)
         return;
-    c->in.topk_weights = tensor(c, ncclFloat32, 2, TOKENS, TOPK, 1);
-    c->out.topk_weights = low     ? tensor(c, ncclFloat32, 3, 1, TOKENS, TOPK)
-                          : major ? tensor(c, ncclFloat32, 1, ROWS, 1, 1)
-                                  : tensor(c, ncclFloat32, 2, ROWS, TOPK, 1);
+    c->args.in.topk_weights = tensor(c, ncclFloat32, 2, TOKENS, TOPK, 1);
+    c->args.out.topk_weights = low     ? tensor(c, ncclFloat32, 3, 1, TOKENS, TOPK)
+                               : major ? tensor(c, ncclFloat32, 1, ROWS, 1, 1)
+                                       : tensor(c, ncclFloat32, 2, ROWS, TOPK, 1);
     if (!major)
-        c->out.topk_idx = low ? tensor(c, ncclInt32, 3, 1, TOKENS, TOPK) : tensor(c, ncclInt64, 2, ROWS, TOPK, 1);
+        c->args.out.topk_idx = low ? tensor(c, ncclInt32, 3, 1, TOKENS, TOPK) : tensor(c, ncclInt64, 2, ROWS, TOPK, 1);
 }
 
 /* ---- Nonsense ---------------------------------------------------------------------------------------------------- */
@@ -207,22 +197,22 @@ static void change_tensor(struct calls *c)
 /* A pointer of a struct to nothing, or to another tensor of the call. */
 static void change_link(struct calls *c)
 {
-    ncclEpTensor_t **const links[] = {&c->in.tokens,
-                                      &c->in.topk_weights,
-                                      &c->in.scales,
-                                      &c->out.tokens,
-                                      &c->out.topk_weights,
-                                      &c->out.scales,
-                                      &c->out.topk_idx,
-                                      &c->cin.tokens,
-                                      &c->cin.topk_weights,
-                                      &c->cin.scales,
-                                      &c->cout.tokens,
-                                      &c->cout.topk_weights,
-                                      &c->info.expert_counters,
-                                      &c->info.src_rank_counters,
-                                      &c->info.expert_offsets,
-                                      &c->info.recv_total_counter,
+    ncclEpTensor_t **const links[] = {&c->args.in.tokens,
+                                      &c->args.in.topk_weights,
+                                      &c->args.in.scales,
+                                      &c->args.out.tokens,
+                                      &c->args.out.topk_weights,
+                                      &c->args.out.scales,
+                                      &c->args.out.topk_idx,
+                                      &c->args.cin.tokens,
+                                      &c->args.cin.topk_weights,
+                                      &c->args.cin.scales,
+                                      &c->args.cout.tokens,
+                                      &c->args.cout.topk_weights,
+                                      &c->args.info.expert_counters,
+                                      &c->args.info.src_rank_counters,
+                                      &c->args.info.expert_offsets,
+                                      &c->args.info.recv_total_counter,
                                       &c->idx,
                                       &c->memory};
     ncclEpTensor_t **link = links[draw() % (sizeof(links) / sizeof(links[0]))];
@@ -235,10 +225,10 @@ static void change_struct(struct calls *c)
 {
     switch (draw() % 8) {
     case 0:
-        change_word(&c->config, sizeof(c->config));
+        change_word(&c->args.config, sizeof(c->args.config));
         break;
     case 1:
-        change_word(&c->cconfig, sizeof(c->cconfig));
+        change_word(&c->args.cconfig, sizeof(c->args.cconfig));
         break;
     case 2:
         change_word(&c->handle, sizeof(c->handle));
@@ -248,14 +238,14 @@ static void change_struct(struct calls *c)
         change_word(&c->alloc, sizeof(c->alloc));
         break;
     case 4:
-        change_word(&c->info, 8);
-        c->info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)number();
+        change_word(&c->args.info, 8);
+        c->args.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)number();
         break;
     case 5:
-        change_word(draw() % 2 ? (void *)&c->in : (void *)&c->out, 8);
+        change_word(draw() % 2 ? (void *)&c->args.in : (void *)&c->args.out, 8);
         break;
     case 6:
-        change_word(draw() % 2 ? (void *)&c->cin : (void *)&c->cout, 8);
+        change_word(draw() % 2 ? (void *)&c->args.cin : (void *)&c->args.cout, 8);
         break;
     default:
         c->layout = (int)number();
@@ -319,8 +309,8 @@ static ncclResult_t call_other(struct session *s, struct calls *c)
                                   draw() % 2 ? c->memory : NULL);
         return result == ncclSuccess ? ncclEpHandleDestroy(handle) : result;
     case 2:
-        result =
-            ncclEpCreateHandle(&handle, s->group, (ncclEpLayout_t)c->layout, c->idx, &c->info, &c->handle, s->stream);
+        result = ncclEpCreateHandle(&handle, s->group, (ncclEpLayout_t)c->layout, c->idx, &c->args.info, &c->handle,
+                                    s->stream);
         (void)cudaStreamSynchronize(s->stream);
         return result == ncclSuccess ? ncclEpHandleDestroy(handle) : result;
     case 3:
@@ -375,15 +365,16 @@ static ncclResult_t call_random(struct session *s, struct calls *c)
 
     switch (draw() % 8) {
     case 0:
-        result = ncclEpUpdateHandle(s->handle, c->idx, draw() % 2 ? &c->info : NULL, s->stream);
+        result = ncclEpUpdateHandle(s->handle, c->idx, draw() % 2 ? &c->args.info : NULL, s->stream);
         break;
     case 1:
     case 2:
-        result = ncclEpDispatch(s->handle, &c->in, &c->out, draw() % 4 ? &c->info : NULL, &c->config, s->stream);
+        result = ncclEpDispatch(s->handle, &c->args.in, &c->args.out, draw() % 4 ? &c->args.info : NULL,
+                                &c->args.config, s->stream);
         break;
     case 3:
     case 4:
-        result = ncclEpCombine(s->handle, &c->cin, &c->cout, &c->cconfig, s->stream);
+        result = ncclEpCombine(s->handle, &c->args.cin, &c->args.cout, &c->args.cconfig, s->stream);
         break;
     case 5:
         result = call_other(s, c);
@@ -427,9 +418,9 @@ static int good_round(struct session *s)
     int error = -1;
 
     good_calls(&c, s->kind);
-    TRY(ncclEpUpdateHandle(s->handle, c.idx, s->kind < 2 ? NULL : &c.info, s->stream));
-    TRY(ncclEpDispatch(s->handle, &c.in, &c.out, &c.info, &c.config, s->stream));
-    TRY(ncclEpCombine(s->handle, &c.cin, &c.cout, &c.cconfig, s->stream));
+    TRY(ncclEpUpdateHandle(s->handle, c.idx, s->kind < 2 ? NULL : &c.args.info, s->stream));
+    TRY(ncclEpDispatch(s->handle, &c.args.in, &c.args.out, &c.args.info, &c.args.config, s->stream));
+    TRY(ncclEpCombine(s->handle, &c.args.cin, &c.args.cout, &c.args.cconfig, s->stream));
     TRY(cudaStreamSynchronize(s->stream));
     TRY(ncclEpGetAsyncError(s->group, &error));
     TRY(error);

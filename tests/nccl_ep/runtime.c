@@ -104,27 +104,21 @@ static int layer_fill(struct layer *l, int round)
 /* The operations alone; `staged` halves in low latency. */
 static int layer_issue(struct layer *l, int staged, cudaStream_t stream)
 {
-    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
-    ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
-    ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-    ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
-    ncclEpCombineInputs_t cin = NCCL_EP_COMBINE_INPUTS_INIT;
-    ncclEpCombineOutputs_t cout = NCCL_EP_COMBINE_OUTPUTS_INIT;
-    ncclEpCombineConfig_t cconfig = NCCL_EP_COMBINE_CONFIG_INIT;
+    struct nccl_calls c = nccl_calls_none();
 
-    info.expert_counters = l->counters;
-    in.tokens = l->tokens;
-    in.topk_weights = l->low_latency ? NULL : l->weights;
-    out.tokens = l->received;
-    out.topk_weights = l->row_weights;
-    config.send_only = cconfig.send_only = (unsigned int)staged;
-    cin.tokens = l->received;
-    cout.tokens = l->out;
-    cout.topk_weights = l->low_latency ? l->weights : NULL;
+    c.info.expert_counters = l->counters;
+    c.in.tokens = l->tokens;
+    c.in.topk_weights = l->low_latency ? NULL : l->weights;
+    c.out.tokens = l->received;
+    c.out.topk_weights = l->row_weights;
+    c.config.send_only = c.cconfig.send_only = (unsigned int)staged;
+    c.cin.tokens = l->received;
+    c.cout.tokens = l->out;
+    c.cout.topk_weights = l->low_latency ? l->weights : NULL;
     TRY(ncclEpUpdateHandle(l->handle, l->idx, NULL, stream));
-    TRY(ncclEpDispatch(l->handle, &in, &out, l->low_latency ? &info : NULL, &config, stream));
+    TRY(ncclEpDispatch(l->handle, &c.in, &c.out, l->low_latency ? &c.info : NULL, &c.config, stream));
     TRY(ncclEpComplete(l->handle, NULL, stream));
-    TRY(ncclEpCombine(l->handle, &cin, &cout, &cconfig, stream));
+    TRY(ncclEpCombine(l->handle, &c.cin, &c.cout, &c.cconfig, stream));
     TRY(ncclEpComplete(l->handle, NULL, stream));
     return 0;
 }

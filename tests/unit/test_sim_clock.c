@@ -108,9 +108,18 @@ static void costs_begin_on(const struct cost_machine *m)
     assert_int_equal(cost_begin(&setup), 0);
 }
 
-static void costs_begin(void)
+static int costs_begin(void **state)
 {
+    (void)state;
     costs_begin_on(&machine);
+    return 0;
+}
+
+static int costs_end(void **state)
+{
+    (void)state;
+    cost_end();
+    return 0;
 }
 
 static struct net_put put_of(int kind, uint32_t count, uint32_t bytes)
@@ -124,14 +133,12 @@ static void a_put_takes_bytes_over_rate_and_the_next_one_waits(void **state)
     uint64_t first, second;
 
     (void)state;
-    costs_begin();
     first = cost_depart(0, 0, 1, &put, 1000000);
     second = cost_depart(0, 0, 1, &put, 1000000);
     assert_int_equal(first, 1000000 + 4000 + 100 + 5000);
     assert_int_equal(second, first + 4000); /* the card began it while it sent the bytes of the first */
     /* It streams through the receiver's card, which is free: no time is added. */
     assert_int_equal(cost_land(0, 1, 0, &put, first), first);
-    cost_end();
 }
 
 static void two_senders_share_the_receivers_card(void **state)
@@ -140,12 +147,10 @@ static void two_senders_share_the_receivers_card(void **state)
     uint64_t first, second;
 
     (void)state;
-    costs_begin();
     first = cost_land(0, 1, 0, &put, 1000000);
     second = cost_land(0, 1, 0, &put, 1000000);
     assert_int_equal(first, 1000000);
     assert_int_equal(second, first + 4000);
-    cost_end();
 }
 
 /* A node without a limit of its own: a short put of one rank leaves and lands while a long one of another, or through
@@ -173,14 +178,12 @@ static void small_rows_are_charged_as_large_ones(void **state)
     struct cost_traffic traffic;
 
     (void)state;
-    costs_begin();
     cost_depart(0, 0, 1, &rows, 0);
     cost_depart(0, 0, 1, &table, 0);
     cost_traffic(0, &traffic);
     assert_int_equal(traffic.messages, 2);
     assert_int_equal(traffic.bytes, 3 * 1600 + 48);
     assert_int_equal(traffic.header_bytes, 48);
-    cost_end();
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -191,7 +194,6 @@ static void memory_knows_whose_it_is(void **state)
     int other;
 
     (void)state;
-    costs_begin();
     device = cost_memory(1, 100000, 0);
     host = cost_memory(0, 100, 1);
     assert_non_null(device);
@@ -202,9 +204,10 @@ static void memory_knows_whose_it_is(void **state)
     assert_true(cost_memory_is_host(host));
     assert_int_equal(cost_memory_used(1), 102400);
     assert_null(cost_memory(0, (size_t)1 << 40, 0));
-    cost_end();
 }
 
-UNIT_TESTS(the_earliest_runs, a_wake_up_takes_its_time, a_put_takes_bytes_over_rate_and_the_next_one_waits,
-           two_senders_share_the_receivers_card, a_long_put_delays_only_its_own_cards,
-           small_rows_are_charged_as_large_ones, memory_knows_whose_it_is)
+#define WITH_COSTS(name) cmocka_unit_test_setup_teardown(name, costs_begin, costs_end)
+UNIT_MAIN(cmocka_unit_test(the_earliest_runs), cmocka_unit_test(a_wake_up_takes_its_time),
+          WITH_COSTS(a_put_takes_bytes_over_rate_and_the_next_one_waits),
+          WITH_COSTS(two_senders_share_the_receivers_card), cmocka_unit_test(a_long_put_delays_only_its_own_cards),
+          WITH_COSTS(small_rows_are_charged_as_large_ones), WITH_COSTS(memory_knows_whose_it_is))

@@ -492,15 +492,11 @@ static void scratch_is_aligned_kept_and_grows(void **state)
     assert_null(agent.scratch);
 }
 
-#define FRESH(name) cmocka_unit_test_setup(name, set_up)
-UNIT_MAIN(FRESH(ready_word_returns_without_sleeping), FRESH(deadline_ends_the_wait_and_is_counted),
-          FRESH(zero_timeout_is_a_query), FRESH(abort_word_ends_the_wait_unless_the_word_is_there),
-          FRESH(sleeping_waiter_is_woken_by_an_abort), FRESH(word_without_bell_is_seen_all_the_same),
-          FRESH(waiter_gives_up_the_core), FRESH(one_ring_wakes_every_agent_of_the_rank),
-          FRESH(endless_timeout_does_not_wrap), cmocka_unit_test(no_wakeup_is_lost_between_two_ranks),
-          cmocka_unit_test(no_wakeup_is_lost_between_more_ranks_than_cores),
-          cmocka_unit_test(no_wakeup_is_lost_between_processes), FRESH(ring_without_sleepers_leaves_seq_alone),
-          cmocka_unit_test(time_and_sleep_go_through_the_environment),
-          cmocka_unit_test(ring_before_the_waiter_is_announced_prevents_its_sleep),
-          cmocka_unit_test(ring_between_last_look_and_sleep_ends_the_sleep),
-          cmocka_unit_test(scratch_is_aligned_kept_and_grows))
+UNIT_TESTS_EACH(set_up, NULL, ready_word_returns_without_sleeping, deadline_ends_the_wait_and_is_counted,
+                zero_timeout_is_a_query, abort_word_ends_the_wait_unless_the_word_is_there,
+                sleeping_waiter_is_woken_by_an_abort, word_without_bell_is_seen_all_the_same, waiter_gives_up_the_core,
+                one_ring_wakes_every_agent_of_the_rank, endless_timeout_does_not_wrap,
+                no_wakeup_is_lost_between_two_ranks, no_wakeup_is_lost_between_more_ranks_than_cores,
+                no_wakeup_is_lost_between_processes, ring_without_sleepers_leaves_seq_alone,
+                time_and_sleep_go_through_the_environment, ring_before_the_waiter_is_announced_prevents_its_sleep,
+                ring_between_last_look_and_sleep_ends_the_sleep, scratch_is_aligned_kept_and_grows)
