@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import deep_ep
 import torch
+from elastic_reference import rough, up
 from suite import World
 
 DTYPES = (torch.bfloat16, torch.bfloat16, torch.float16, torch.float32, torch.uint8, torch.float8_e5m2)
@@ -28,11 +29,6 @@ def same(got: torch.Tensor, want: torch.Tensor) -> bool:
 def as_bias(biases: List[torch.Tensor]) -> Any:
     """None, a tensor or a pair."""
     return None if not biases else biases[0] if len(biases) == 1 else tuple(biases)
-
-
-def up(value: int, step: int) -> int:
-    """Rounded up to a multiple."""
-    return -(-value // step) * step
 
 
 class Tokens:
@@ -405,8 +401,7 @@ class Program:
     @staticmethod
     def value(at: Tuple[int, int, int], hidden: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
         """What the expert of (rank, token, k) returns."""
-        gen = torch.Generator().manual_seed(salt + (at[0] * 4096 + at[1]) * 64 + at[2])
-        return (torch.randn(hidden, generator=gen) * 3).to(dtype)
+        return rough(hidden, dtype, salt + (at[0] * 4096 + at[1]) * 64 + at[2])
 
     def row_of_rank(self, routed: Routed, rank: int, s: int, t: int, hidden: int, dtype: torch.dtype,
                     salt: int) -> torch.Tensor:
