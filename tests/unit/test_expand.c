@@ -51,11 +51,14 @@ static int expert_of(int s, int t, int k)
     return mix((uint32_t)s, (uint32_t)t, (uint32_t)k, 1) % 8 == 0 ? -1 : (first + step * k) % EXPERTS;
 }
 
-/* What the expert of (s, t, k) returns: numbers whose sums depend on the order. */
+/* What the expert of (s, t, k) returns. Half of the values are +2^26 or -2^26, which cancel each other exactly, and the
+ * others lose bits if they are added in between: so sums show the order of their additions. */
 static uint16_t value_of(int s, int t, int k, int c)
 {
     const uint32_t h = mix((uint32_t)(s * MOST + t), (uint32_t)k, (uint32_t)c, 2);
 
+    if (h >> 24 & 1)
+        return float_to_bf16(h >> 25 & 1 ? 0x1p26f : -0x1p26f);
     return float_to_bf16(((float)(h & 0xffff) - 32768.0f) * (1.0f + (float)(h >> 16 & 0xff)) / 65536.0f);
 }
 
@@ -296,24 +299,24 @@ static void experts(struct state *s)
         }
 }
 
-/* Sums the values of equal keys into the last of them and rounds; the others become dropped. A value that is folded
- * already stays: its sum is itself. */
-static void fold(float *value, int *key, int per)
+/* Sums the values of equal keys into the place of their last entry in the top-k, and rounds; the others become dropped.
+ * That entry counts also if its row was dropped. A value that is folded already stays: its sum is itself. */
+static void fold(float *value, int *key, const int *entry, int per)
 {
     for (int k = 0; k < TOPK; k++) {
-        const int group = key[k] / per;
+        const int first = key[k], group = first / per;
         int last = k;
         float sum = 0.0f;
-        if (key[k] < 0)
+        if (first < 0)
             continue;
+        for (int j = k; j < TOPK; j++) {
+            sum += key[j] >= 0 && key[j] / per == group ? value[j] : 0.0f;
+            last = entry[j] >= 0 && entry[j] / per == group ? j : last;
+        }
         for (int j = k; j < TOPK; j++)
-            if (key[j] >= 0 && key[j] / per == group) {
-                sum += value[j];
-                last = j;
-            }
-        value[last] = bf16_to_float(float_to_bf16(sum));
-        for (int j = k; j < last; j++)
             key[j] = key[j] >= 0 && key[j] / per == group ? -1 : key[j];
+        key[last] = first;
+        value[last] = bf16_to_float(float_to_bf16(sum));
     }
 }
 
@@ -350,16 +353,17 @@ static void answering(const struct state *s, int t, int *expert)
 static uint16_t expected_sum(const struct state *s, int t, int c, const int *expert)
 {
     float value[TOPK], sum = bf16_to_float(bias_of(s->rank, t, c));
-    int key[TOPK];
+    int key[TOPK], entry[TOPK];
 
     for (int k = 0; k < TOPK; k++) {
         key[k] = expert[k];
+        entry[k] = expert_of(s->rank, t, k);
         value[k] = bf16_to_float(value_of(s->rank, t, k, c));
     }
     if (!s->expand || s->sum & EPX_SUM_ROUND_RANKS)
-        fold(value, key, LOCAL);
+        fold(value, key, entry, LOCAL);
     if (s->nodes > 1 && s->sum & EPX_SUM_ROUND_NODES)
-        fold(value, key, EXPERTS / s->nodes);
+        fold(value, key, entry, EXPERTS / s->nodes);
     if (s->sum == EPX_SUM_ROUND_RANKS)
         return float_to_bf16(add_ranks(s, value, key, sum));
     for (int k = 0; k < TOPK; k++)
