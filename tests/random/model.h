@@ -58,7 +58,16 @@ void model_cast(const struct format *f, const void *row, uint8_t *codes, void *s
 /* Local ids (or global ones) and weights of a row of FLAT or RANK_MAJOR. */
 void model_topk(const struct routing *r, const struct step *s, int rank, const struct place *at, int32_t *ids,
                 float *weights);
-/* The row that combine returns, in the dtype of rows. bound: NULL, or how far LogFMT may be off. */
+/* docs/formats.md, "NVFP4": H / 2 bytes of codes, H / 16 of scales. */
+void model_nvfp4(const uint16_t *row, int H, float row_scale, uint8_t *codes, uint8_t *scales);
+float model_e2m1(int code);
+/* What a caller computes for a row: 2688 / max|row|, 0 for a row of zeros. */
+float model_row_scale(const uint16_t *row, int H);
+/* What a rank multiplies rows with in an NVFP4 dispatch; 0: it does not say. */
+float model_global_scale(const struct step *s, int rank);
+/* How far each value of a row that travels as LogFMT-10 may be off (docs/formats.md). */
+void model_logfmt(const uint16_t *row, int H, float *off);
+/* The row that combine returns, in the dtype of rows; bound: how far each element may be off. */
 void model_combine(const struct routing *r, const struct step *s, int rank, int token, void *row, float *bound);
 
 #endif
