@@ -5,6 +5,18 @@
 
 #include "steps.h"
 
+static int give_global_scale(struct rank *me, const struct step *s, struct dispatch *c)
+{
+    const float scale = model_global_scale(s, me->rank);
+    struct tensor *t = packed(me, s, "global_scale", EPX_FP32, 1, 1, 0, 0);
+
+    CHECK(t);
+    tensor_give(t, 0, &scale);
+    c->in.global_scale = scale > 0 ? of(t) : NULL;
+    c->config.nvfp4 = s->f.nvfp4;
+    return 0;
+}
+
 static int give_tokens(struct rank *me, const struct step *s, struct dispatch *c)
 {
     const struct handle_plan *h = plan_of(me, s);
@@ -33,7 +45,13 @@ static int give_tokens(struct rank *me, const struct step *s, struct dispatch *c
     c->in.tokens = of(tokens);
     c->in.scales = of(scales);
     c->in.topk_weights = of(weights);
-    return 0;
+    return s->f.nvfp4 ? give_global_scale(me, s, c) : 0;
+}
+
+/* Of a row that is received. */
+static int columns_of(const struct format *f)
+{
+    return f->nvfp4 ? f->H / 2 : f->H;
 }
 
 static int open_outputs(struct rank *me, const struct step *s, struct dispatch *c)
@@ -42,9 +60,20 @@ static int open_outputs(struct rank *me, const struct step *s, struct dispatch *
     const int64_t rows = c->rows = draw_rows(me, s), K = is_major(h) ? 0 : h->K;
 
     c->out = (epx_dispatch_outputs)EPX_DISPATCH_OUTPUTS_INIT;
-    c->tokens = received_tensor(me, s, "outputs.tokens", s->f.out, ROWS, rows, s->f.H);
-    if (s->f.out == EPX_FP8_E4M3)
-        c->scales = received_tensor(me, s, "outputs.scales", s->f.scale_dtype, ANY, rows, s->f.scales);
+    const int scaled = s->f.out == EPX_FP8_E4M3 || s->f.nvfp4, tiles = s->f.nvfp4 == EPX_NVFP4_TILES;
+
+    if (s->recv && chance(&me->d, 70) &&
+        recv_buffer_tensor(me, s, EPX_RECV_TOKENS, s->f.out, rows, columns_of(&s->f), &c->wrapped[0]))
+        return -1;
+    if (s->recv && scaled && chance(&me->d, 70) &&
+        recv_buffer_tensor(me, s, EPX_RECV_SCALES, s->f.scale_dtype, rows, s->f.scales, &c->wrapped[1]))
+        return -1;
+    c->tokens = c->wrapped[0] ? c->wrapped[0]
+                              : received_tensor(me, s, "outputs.tokens", s->f.out, ROWS, rows, columns_of(&s->f));
+    if (scaled)
+        c->scales = c->wrapped[1] ? c->wrapped[1]
+                                  : received_tensor(me, s, "outputs.scales", s->f.scale_dtype, tiles ? PACKED : ANY,
+                                                    tiles ? (rows + 127) / 128 * 128 : rows, s->f.scales);
     if (s->weights)
         c->weights = received_tensor(me, s, "outputs.topk_weights", EPX_FP32, PACKED, rows, K);
     if (s->idx)
@@ -62,20 +91,36 @@ static int open_outputs(struct rank *me, const struct step *s, struct dispatch *
     return 0;
 }
 
+/* [outer][rows / 128][H / 64][32][4] words, row r of a tile at [r % 32][r / 32]. */
+static void expect_tile(const struct step *s, struct dispatch *c, int64_t row, const char *scales)
+{
+    const int64_t tiles = (c->rows + 127) / 128, r = row % c->rows,
+                  first = (row / c->rows * tiles + r / 128) * s->f.scales;
+
+    for (int i = 0; i < s->f.scales; i++)
+        memcpy((char *)c->scales->image.data + 4 * ((first + i) * 128 + r % 32 * 4 + r % 128 / 32), scales + 4 * i, 4);
+}
+
 static void expect_payload(const struct step *s, struct dispatch *c, const struct place *at, int64_t row)
 {
     char *in = malloc((size_t)s->f.H * 4), *scales = malloc((size_t)s->f.scales * 4 + 1);
     uint8_t *codes = malloc((size_t)s->f.H);
 
     model_token(s, at->src, at->token, in);
-    if (s->f.out == s->f.dtype) {
+    if (s->f.nvfp4) {
+        const float scale = model_global_scale(s, at->src);
+        model_nvfp4((const uint16_t *)(const void *)in, s->f.H, scale > 0 ? scale : 1, codes, (uint8_t *)scales);
+        tensor_expect(c->tokens, row, codes);
+    } else if (s->f.out == s->f.dtype) {
         tensor_expect(c->tokens, row, in);
         model_scales(s, at->src, at->token, scales);
     } else {
         model_cast(&s->f, in, codes, scales);
         tensor_expect(c->tokens, row, codes);
     }
-    if (c->scales)
+    if (s->f.nvfp4 == EPX_NVFP4_TILES)
+        expect_tile(s, c, row, scales);
+    else if (c->scales)
         tensor_expect(c->scales, row, scales);
     free(in);
     free(scales);
@@ -178,6 +223,17 @@ static int expect_map(struct rank *me, const struct step *s, struct dispatch *c)
     return 0;
 }
 
+static int check_wrapped(struct rank *me, const struct step *s, struct dispatch *c)
+{
+    if (!c->wrapped[0] && !c->wrapped[1])
+        return 0;
+    TRY(epx_stream_sync(me->group[plan_of(me, s)->group], stream_of(me, s)));
+    for (int i = 0; i < 2; i++)
+        if (c->wrapped[i] && tensor_unwrap(me, c->wrapped[i]))
+            return -1;
+    return 0;
+}
+
 int run_dispatch(struct rank *me, const struct step *s)
 {
     const struct handle_plan *h = plan_of(me, s);
@@ -202,8 +258,10 @@ int run_dispatch(struct rank *me, const struct step *s)
         expect_info(me, s, &c.info);
     if (chance(&me->d, 25) && refuse_dispatch(me, s, &c))
         return -1;
-    return expect_status(
-        me, s->busy ? EPX_ERR_BUSY : EPX_OK,
-        epx_dispatch(run->handle, &c.in, &c.out, is_low(h) && !s->busy ? &c.info : NULL, &c.config, stream_of(me, s)),
-        "epx_dispatch");
+    if (expect_status(me, s->busy ? EPX_ERR_BUSY : EPX_OK,
+                      epx_dispatch(run->handle, &c.in, &c.out, is_low(h) && !s->busy ? &c.info : NULL, &c.config,
+                                   stream_of(me, s)),
+                      "epx_dispatch"))
+        return -1;
+    return check_wrapped(me, s, &c);
 }

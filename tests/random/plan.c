@@ -48,11 +48,28 @@ static int draw_scales(struct draw *d, int bytes, int H)
     return most < 1 ? 0 : chance(d, 30) ? most : 1 + draw(d, most);
 }
 
-static void draw_dispatch_format(struct draw *d, const struct plan *p, struct format *f)
+/* Two codes a byte, and a word of four scales for 64 elements. */
+static void draw_nvfp4(struct draw *d, int bytes, struct format *f)
+{
+    const int most = bytes / 2 / 64;
+
+    f->nvfp4 = chance(d, 50) ? EPX_NVFP4_ROWS : EPX_NVFP4_TILES;
+    f->dtype = EPX_BF16;
+    f->out = EPX_UINT8;
+    f->H = 64 * (chance(d, 30) ? most : 1 + draw(d, most));
+    f->scale_dtype = EPX_INT32;
+    f->scales = f->H / 64;
+}
+
+static void draw_dispatch_format(struct draw *d, const struct plan *p, int low, struct format *f)
 {
     const int what = draw(d, 4);
 
     draw_values(d, f);
+    if (low && p->bytes >= 128 && chance(d, 25)) {
+        draw_nvfp4(d, p->bytes, f);
+        return;
+    }
     f->dtype = what == 0 ? EPX_FP8_E4M3 : draw_float(d);
     f->out = what <= 1 ? EPX_FP8_E4M3 : f->dtype;
     f->H = draw_hidden(d, p->bytes, f->dtype, f->out);
@@ -69,11 +86,18 @@ static void draw_dispatch_format(struct draw *d, const struct plan *p, struct fo
     }
 }
 
-static void draw_combine_format(struct draw *d, const struct plan *p, struct format *f)
+static void draw_combine_format(struct draw *d, const struct plan *p, int low, struct format *f)
 {
+    const int what = low ? draw(d, 4) : 3;
+
     draw_values(d, f);
-    f->dtype = f->out = draw_float(d);
+    f->dtype = f->out = what < 2 ? EPX_BF16 : draw_float(d);
     f->H = draw_hidden(d, p->bytes, f->dtype, f->out);
+    f->logfmt = what == 0;
+    if (what == 1 && f->H >= 16) {
+        f->nvfp4 = 1;
+        f->H = f->H / 16 * 16;
+    }
 }
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
@@ -135,12 +159,13 @@ static void add_dispatch(struct plan *p, struct draw *d, struct state *at, int h
     const struct handle_plan *h = &p->handle[handle];
     struct step *s = next_step(p, d, DISPATCH, handle);
 
-    draw_dispatch_format(d, p, &s->f);
+    draw_dispatch_format(d, p, is_low(h), &s->f);
     s->backward = !is_low(h) && chance(d, 15);
     s->weights = !s->backward && !(is_low(h) && is_major(h)) && chance(d, 60);
     s->idx = !s->backward && !is_major(h) && chance(d, 60);
     s->src = draw(d, 4);
     s->global_ids = chance(d, 30);
+    s->recv = !is_low(h) && chance(d, 20);
     s->map = !is_low(h) && (!is_major(h) || h->flags & EPX_HANDLE_SOURCE_MAP) && chance(d, 50);
     issue(p, d, at, s);
     if (!s->busy)
@@ -165,11 +190,13 @@ static void add_combine(struct plan *p, struct draw *d, struct state *at, int ha
     const struct handle_plan *h = &p->handle[handle];
     struct step *s = next_step(p, d, COMBINE, handle);
 
-    draw_combine_format(d, p, &s->f);
+    draw_combine_format(d, p, is_low(h), &s->f);
     s->backward = !is_low(h) && chance(d, 15);
     s->weights = !is_low(h) && (s->backward || chance(d, 50));
     s->biases = chance(d, 30) ? 1 + draw(d, 2) : 0;
     s->skips = is_low(h) && is_major(h) && chance(d, 25);
+    s->signals = is_low(h) && is_major(h) && !s->f.logfmt && chance(d, 25);
+    s->recv = !is_low(h) && chance(d, 20);
     s->sum = is_low(h) ? 0 : draw_sum(d);
     issue(p, d, at, s);
 }
@@ -290,15 +317,17 @@ void plan_print(const struct plan *p, FILE *to)
         const struct format *f = &s->f;
         fprintf(to, "  %2d %s handle %d stream %d", i, kinds[s->kind], s->handle, s->stream);
         if (s->kind == DISPATCH || s->kind == COMBINE)
-            fprintf(
-                to,
-                " %d->%d H %d scales %d x %d round %d values %d%s staged %d back %d weights %d idx %d src %d map %d "
-                "biases %d skips %d sum %u",
-                f->dtype, f->out, f->H, f->scale_dtype, f->scales, f->round_scale, (int)f->values,
-                f->special ? " special"
-                : s->busy  ? " busy"
-                           : "",
-                s->staged, s->backward, s->weights, s->idx, s->src, s->map, s->biases, s->skips, s->sum);
+            fprintf(to,
+                    " %d->%d H %d scales %d x %d round %d nvfp4 %d logfmt %d values %d%s staged %d back %d weights %d "
+                    "idx %d "
+                    "src %d map %d biases %d skips %d signals %d recv %d sum %u",
+                    f->dtype, f->out, f->H, f->scale_dtype, f->scales, f->round_scale, f->nvfp4, f->logfmt,
+                    (int)f->values,
+                    f->special ? " special"
+                    : s->busy  ? " busy"
+                               : "",
+                    s->staged, s->backward, s->weights, s->idx, s->src, s->map, s->biases, s->skips, s->signals,
+                    s->recv, s->sum);
         fprintf(to, "\n");
     }
 }

@@ -13,7 +13,15 @@
 #include "epx/epx.h"
 #include "tests/lib/workload.h"
 
-enum { MOST_RANKS = 9, MOST_LOCAL = 8, MOST_TOKENS = 40, MOST_HANDLES = 3, MOST_STEPS = 40, MOST_GROUPS = 2 };
+enum {
+    MOST_H = 4096,
+    MOST_RANKS = 9,
+    MOST_LOCAL = 8,
+    MOST_TOKENS = 40,
+    MOST_HANDLES = 3,
+    MOST_STEPS = 40,
+    MOST_GROUPS = 2
+};
 
 /* A sequence of numbers that depends on nothing but where it starts. */
 struct draw {
@@ -40,6 +48,8 @@ struct format {
     int scale_dtype, scales; /* fp8: of a row of the receiver */
     int round_scale;
     int special; /* infinities and NaN too */
+    int nvfp4;   /* EPX_NVFP4_*, of a dispatch; 1: of a combine */
+    int logfmt;
     enum workload_values values;
 };
 
@@ -50,7 +60,8 @@ struct step {
     struct format f;
     int busy; /* epx.h refuses it: EPX_ERR_BUSY */
     int staged, backward, weights, idx, src, map, global_ids;
-    int biases, skips;
+    int biases, skips, signals;
+    int recv; /* tokens in EPX's own receive buffer, on ranks that like it */
     uint32_t sum;
     int stream;        /* 0: the group's own */
     int counts;        /* UPDATE: the host waits for the number of rows */

@@ -15,8 +15,9 @@ struct tensor {
     int step;
     epx_tensor t, image;
     unsigned char *base, *expected, *any; /* any: bytes that nobody promises */
+    float *bound;                         /* NULL, or how far each element may be off: 0 = not at all */
     size_t bytes;
-    int in_heap;
+    int in_heap, wrapped; /* wrapped: of EPX's own memory */
     epx_group *group;
 };
 
@@ -68,8 +69,13 @@ void tensor_give(struct tensor *t, int64_t row, const void *values);
 void tensor_give_int(struct tensor *t, int64_t i, int64_t value);
 void tensor_expect_int(struct tensor *t, int64_t i, int64_t value);
 void tensor_zero(struct tensor *t, int64_t row);
-/* Nobody says what row `row` is. */
+/* The same for rows whose elements may be off. */
+void tensor_expect_within(struct tensor *t, int64_t row, const void *values, const float *bound);
+/* Element `row`: nobody says what it is. */
 void tensor_ignore(struct tensor *t, int64_t row);
+/* Memory that EPX lets the caller use (epx_handle_recv_tensor): compared and forgotten by tensor_unwrap. */
+struct tensor *tensor_wrap(struct rank *me, const char *name, const epx_tensor *t);
+int tensor_unwrap(struct rank *me, struct tensor *t);
 /* All that this rank has issued is complete: compares everything. */
 int tensors_check(struct rank *me);
 void tensors_free(struct rank *me);

@@ -50,6 +50,27 @@ struct tensor *received_tensor(struct rank *me, const struct step *s, const char
     return tensor_new(me, group, name, dtype, strides, last ? 3 : 2, is_major(h) ? me->p->L : me->p->R, rows, last);
 }
 
+/* Nothing that this rank has issued is under way: its content is valid from here to the next operation. */
+int recv_buffer_tensor(struct rank *me, const struct step *s, int which, int dtype, int64_t rows, int64_t columns,
+                       struct tensor **tensor)
+{
+    const struct plan *p = me->p;
+    const int group = plan_of(me, s)->group, usual = which == EPX_RECV_TOKENS || columns <= p->bytes / 128;
+    epx_tensor t = EPX_TENSOR_INIT;
+    epx_status status;
+
+    for (int i = 0; i < 3; i++)
+        TRY(epx_stream_sync(me->group[group], me->stream[group][i]));
+    status = epx_handle_recv_tensor(me->h[s->handle].handle, (epx_recv_part)which, (epx_dtype)dtype, rows, columns, &t);
+    *tensor = NULL;
+    if ((status == EPX_ERR_OVERFLOW && !p->bounded) || (status == EPX_ERR_ARGUMENT && !usual))
+        return 0;
+    TRY(status);
+    *tensor = tensor_wrap(me, which == EPX_RECV_TOKENS ? "recv_tensor: tokens" : "recv_tensor: scales", &t);
+    CHECK(*tensor);
+    return 0;
+}
+
 int64_t draw_rows(struct rank *me, const struct step *s)
 {
     const struct handle_plan *h = plan_of(me, s);

@@ -11,6 +11,7 @@ struct dispatch {
     epx_dispatch_config config;
     epx_layout_info info;
     struct tensor *tokens, *scales, *weights, *idx, *src_rank, *src_token, *map;
+    struct tensor *wrapped[2]; /* in EPX's own receive buffer */
     int64_t rows;
 };
 
@@ -18,6 +19,7 @@ struct combine {
     epx_combine_inputs in;
     epx_combine_outputs out;
     epx_combine_config config;
+    struct tensor *results, *signals, *wrapped;
 };
 
 const struct handle_plan *plan_of(const struct rank *me, const struct step *s);
@@ -32,6 +34,9 @@ int sent_to(const struct routing *r, int from, int to);
 /* A tensor of what is received, `last` elements a row (0: one number). */
 struct tensor *received_tensor(struct rank *me, const struct step *s, const char *name, int dtype, enum strides strides,
                                int64_t rows, int64_t last);
+/* The same in EPX's own receive buffer (which: EPX_RECV_*). NULL, and 0: it has no room there. */
+int recv_buffer_tensor(struct rank *me, const struct step *s, int which, int dtype, int64_t rows, int64_t columns,
+                       struct tensor **tensor);
 /* Rows of each zone of a receive tensor: what is needed, and some more. */
 int64_t draw_rows(struct rank *me, const struct step *s);
 /* The row of a place, in a tensor whose zones have `rows` rows. */

@@ -7,8 +7,6 @@
 #include "model.h"
 #include "tests/lib/oracle.h"
 
-enum { MOST_H = 4096 };
-
 /* Rows that are added for one token. */
 struct item {
     int owner, expert, k, place;
@@ -20,8 +18,8 @@ struct sums {
     const struct step *s;
     int rank, token, n;
     struct item item[EPX_MAX_TOPK];
-    char row[MOST_H * 4];
-    float *bound;
+    _Alignas(4) char row[MOST_H * 4];
+    float *bound, off[MOST_H];
 };
 
 static void push(struct sums *c, int owner, int expert, int k, int place, float weight)
@@ -66,11 +64,34 @@ static int by_place(const void *a, const void *b)
     return ((const struct item *)a)->place - ((const struct item *)b)->place;
 }
 
+/* docs/formats.md: code * ((s * (1 / G)) * weight), 1 / G being 1 where it is infinite. */
+static void add_nvfp4(struct sums *c, const struct item *i, float *sum)
+{
+    const int H = c->s->f.H;
+    const uint16_t *row = (const uint16_t *)(const void *)c->row;
+    const float scale = model_row_scale(row, H), back = isinf(1 / scale) ? 1 : 1 / scale;
+    uint8_t codes[MOST_H / 2], scales[MOST_H / 16];
+
+    model_nvfp4(row, H, scale, codes, scales);
+    for (int e = 0; e < H; e++)
+        sum[e] = fmaf(model_e2m1(codes[e / 2] >> (e % 2 * 4) & 15),
+                      (oracle_e4m3_to_float(scales[e / 16]) * back) * i->weight, sum[e]);
+}
+
 static void add_item(struct sums *c, const struct item *i, float *sum)
 {
     const struct format *f = &c->s->f;
 
     model_result(c->s, i->owner, i->expert, c->rank, c->token, i->k, c->row);
+    if (f->logfmt) {
+        model_logfmt((const uint16_t *)(const void *)c->row, f->H, c->off);
+        for (int e = 0; e < f->H; e++)
+            c->bound[e] += fabsf(i->weight) * c->off[e] + (c->off[e] > 0 ? fabsf(sum[e]) * 0x1p-20f : 0);
+    }
+    if (f->nvfp4) {
+        add_nvfp4(c, i, sum);
+        return;
+    }
     for (int e = 0; e < f->H; e++)
         sum[e] = fmaf(i->weight, load_value(f->dtype, c->row + (size_t)e * dtype_bytes(f->dtype)), sum[e]);
 }
@@ -169,6 +190,7 @@ void model_combine(const struct routing *r, const struct step *s, int rank, int 
     const int several = node_of(r->p, r->p->R - 1) > 0;
     const size_t size = dtype_bytes(s->f.dtype);
 
+    memset(bound, 0, (size_t)s->f.H * sizeof(*bound));
     *c = (struct sums){.r = r, .s = s, .rank = rank, .token = token, .bound = bound};
     if (is_major(r->h))
         list_experts(c, idx);

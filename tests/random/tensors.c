@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors with images. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -101,6 +102,29 @@ void tensor_expect(struct tensor *t, int64_t row, const void *values)
     copy_row(&t->image, row, values);
 }
 
+static void let_any(struct tensor *t, const void *at, size_t bytes)
+{
+    if (!t->any)
+        t->any = calloc(1, t->bytes);
+    if (t->any)
+        memset(t->any + ((const unsigned char *)at - t->expected), 1, bytes);
+}
+
+void tensor_expect_within(struct tensor *t, int64_t row, const void *values, const float *bound)
+{
+    const int64_t n = t->image.shape[1];
+    const size_t size = dtype_bytes(t->image.dtype);
+
+    copy_row(&t->image, row, values);
+    if (!t->bound)
+        t->bound = calloc((size_t)(t->image.shape[0] * n) + 1, sizeof(*t->bound));
+    for (int64_t i = 0; t->bound && i < n; i++) {
+        t->bound[row * n + i] = bound[i];
+        if (bound[i] > 0)
+            let_any(t, (const char *)tensor_row(&t->image, row) + (size_t)(i * t->image.stride[1]) * size, size);
+    }
+}
+
 void tensor_give(struct tensor *t, int64_t row, const void *values)
 {
     epx_tensor here = t->image;
@@ -134,12 +158,8 @@ void tensor_zero(struct tensor *t, int64_t row)
 void tensor_ignore(struct tensor *t, int64_t row)
 {
     const size_t size = dtype_bytes(t->image.dtype);
-    const unsigned char *at = (const unsigned char *)t->image.data + (size_t)row * size;
 
-    if (!t->any)
-        t->any = calloc(1, t->bytes);
-    if (t->any)
-        memset(t->any + (at - t->expected), 1, size);
+    let_any(t, (const unsigned char *)t->image.data + (size_t)row * size, size);
 }
 
 /* Which element holds byte `at`? */
@@ -162,10 +182,31 @@ static void name_place(const struct tensor *t, size_t at, char *text, size_t byt
     snprintf(text, bytes, "between or around rows");
 }
 
+/* Elements that may be off, of a tensor of two dimensions: both sums are rounded to its dtype. */
+static int check_bounds(struct rank *me, const struct tensor *t)
+{
+    const int64_t n = t->image.shape[1];
+
+    for (int64_t i = 0; t->bound && i < t->image.shape[0] * n; i++) {
+        const int64_t off = i / n * t->image.stride[0] + i % n * t->image.stride[1];
+        const size_t at = (size_t)off * dtype_bytes(t->image.dtype);
+        const float got = load_value(t->image.dtype, (const char *)t->t.data + at);
+        const float expected = load_value(t->image.dtype, (const char *)t->image.data + at);
+        const float bound = t->bound[i] * 1.001f + (fabsf(expected) + t->bound[i]) * 0x1p-7f + 0x1p-126f;
+
+        if (t->bound[i] > 0 && !(fabsf(got - expected) <= bound) && !(isnan(got) && isnan(expected)) && got != expected)
+            return wrong(me, __FILE__, __LINE__, "step %d: %s [%lld][%lld]: expected %.9g within %g, got %.9g", t->step,
+                         t->name, (long long)(i / n), (long long)(i % n), (double)expected, (double)bound, (double)got);
+    }
+    return 0;
+}
+
 static int check_tensor(struct rank *me, const struct tensor *t)
 {
     char place[100];
 
+    if (check_bounds(me, t))
+        return -1;
     if (memcmp(t->base, t->expected, t->bytes) == 0)
         return 0;
     for (size_t i = 0; i < t->bytes; i++) {
@@ -177,8 +218,11 @@ static int check_tensor(struct rank *me, const struct tensor *t)
                      "0x%02x, got 0x%02x",
                      t->step, t->name, t->image.dtype, (long long)t->image.shape[0], (long long)t->image.shape[1],
                      (long long)t->image.shape[2], (long long)t->image.stride[0], (long long)t->image.stride[1],
-                     (long long)t->image.stride[2], t->in_heap ? "epx_alloc" : "malloc", i, place, t->expected[i],
-                     t->base[i]);
+                     (long long)t->image.stride[2],
+                     t->in_heap   ? "epx_alloc"
+                     : t->wrapped ? "recv_tensor"
+                                  : "malloc",
+                     i, place, t->expected[i], t->base[i]);
     }
     return 0;
 }
@@ -189,6 +233,18 @@ int tensors_check(struct rank *me)
         if (check_tensor(me, t))
             return -1;
     return 0;
+}
+
+static void tensor_free(struct tensor *t)
+{
+    if (t->in_heap)
+        epx_free(t->group, t->base);
+    else if (!t->wrapped)
+        free(t->base);
+    free(t->expected);
+    free(t->any);
+    free(t->bound);
+    free(t);
 }
 
 void tensors_free(struct rank *me)
@@ -207,13 +263,45 @@ void tensors_free(struct rank *me)
             keep = t;
             continue;
         }
-        if (t->in_heap)
-            epx_free(t->group, t->base);
-        else
-            free(t->base);
-        free(t->expected);
-        free(t->any);
-        free(t);
+        tensor_free(t);
     }
     me->tensors = keep;
+}
+
+struct tensor *tensor_wrap(struct rank *me, const char *name, const epx_tensor *given)
+{
+    struct tensor *t = calloc(1, sizeof(*t));
+
+    if (!t)
+        return NULL;
+    t->name = name;
+    t->step = me->at;
+    t->wrapped = 1;
+    t->t = t->image = *given;
+    t->image.stride[1] = 1;
+    t->image.stride[0] = given->stride[0] ? given->stride[0] : given->shape[1];
+    t->base = given->data;
+    t->bytes = (size_t)(given->shape[0] * t->image.stride[0]) * dtype_bytes(given->dtype);
+    t->expected = malloc(t->bytes + 1);
+    if (!t->expected) {
+        free(t);
+        return NULL;
+    }
+    memcpy(t->expected, t->base, t->bytes);
+    t->image.data = t->expected;
+    t->next = me->tensors;
+    me->tensors = t;
+    return t;
+}
+
+int tensor_unwrap(struct rank *me, struct tensor *t)
+{
+    struct tensor **at = &me->tensors;
+    const int rc = check_tensor(me, t);
+
+    while (*at != t)
+        at = &(*at)->next;
+    *at = t->next;
+    tensor_free(t);
+    return rc;
 }
