@@ -85,7 +85,7 @@ static int give_back_weights(struct rank *me, const struct step *s, struct combi
     for (int t = 0; t < B; t++)
         for (int k = 0; k < h->K; k++)
             expect_float(out, t * h->K + k,
-                         routing_idx(&run->routing, me->rank, t)[k] < 0 ? 0 : model_back_weight(s, me->rank, t, k));
+                         routing_left(&run->routing, me->rank, t)[k] < 0 ? 0 : model_back_weight(s, me->rank, t, k));
     c->in.topk_weights = of(in);
     c->out.topk_weights = of(out);
     return 0;

@@ -57,7 +57,8 @@ static int columns_of(const struct format *f)
 static int open_outputs(struct rank *me, const struct step *s, struct dispatch *c)
 {
     const struct handle_plan *h = plan_of(me, s);
-    const int64_t rows = c->rows = draw_rows(me, s), K = is_major(h) ? 0 : h->K;
+    const int64_t needed = draw_rows(me, s), expected = s->if_expected ? me->h[s->handle].expected : 0;
+    const int64_t rows = c->rows = needed > expected ? needed : expected, K = is_major(h) ? 0 : h->K;
 
     c->out = (epx_dispatch_outputs)EPX_DISPATCH_OUTPUTS_INIT;
     const int scaled = s->f.out == EPX_FP8_E4M3 || s->f.nvfp4, tiles = s->f.nvfp4 == EPX_NVFP4_TILES;
@@ -150,7 +151,9 @@ static void expect_entries(struct rank *me, const struct step *s, struct dispatc
 static void expect_rest(struct rank *me, const struct step *s, struct dispatch *c, int64_t row)
 {
     const struct handle_plan *h = plan_of(me, s);
-    const int padding = !is_low(h) && row < me->h[s->handle].received.total;
+    const struct handle_run *run = &me->h[s->handle];
+    const int64_t zones = is_major(h) && run->routing.drop[me->rank] ? c->rows : run->received.rows;
+    const int padding = !is_low(h) && row < zones;
 
     for (int k = 0; c->idx && k < h->K; k++)
         tensor_expect_int(c->idx, row * h->K + k, -1);
@@ -234,10 +237,14 @@ static int check_wrapped(struct rank *me, const struct step *s, struct dispatch 
     return 0;
 }
 
-int run_dispatch(struct rank *me, const struct step *s)
+/* How this rank takes part in a dispatch that runs if all ranks get the rows that they expect. */
+enum part { ALWAYS, IF_EXPECTED };
+
+static int issue_dispatch(struct rank *me, const struct step *s, enum part part)
 {
     const struct handle_plan *h = plan_of(me, s);
     struct handle_run *run = &me->h[s->handle];
+    const int nothing = s->busy || (part == IF_EXPECTED && !run->fits);
     struct dispatch c;
 
     memset(&c, 0, sizeof(c));
@@ -245,15 +252,15 @@ int run_dispatch(struct rank *me, const struct step *s)
     if (give_tokens(me, s, &c) || open_outputs(me, s, &c))
         return -1;
     c.in.topk_idx = run->fresh ? of(run->idx) : NULL;
-    if (!s->busy) {
+    if (!s->busy)
         run->fresh = 0;
-        if (expect_rows(me, s, &c) || (s->map && expect_map(me, s, &c)))
-            return -1;
-    }
+    if (!nothing && (expect_rows(me, s, &c) || (s->map && expect_map(me, s, &c))))
+        return -1;
     c.config.send_only = s->staged;
     c.config.round_scale = s->f.round_scale;
     c.config.direction = s->backward ? EPX_BACKWARD : EPX_FORWARD;
     c.config.global_ids = s->global_ids;
+    c.config.if_expected = part == IF_EXPECTED;
     if (is_low(h) && !s->busy)
         expect_info(me, s, &c.info);
     if (chance(&me->d, 25) && refuse_dispatch(me, s, &c))
@@ -264,4 +271,16 @@ int run_dispatch(struct rank *me, const struct step *s)
                       "epx_dispatch"))
         return -1;
     return check_wrapped(me, s, &c);
+}
+
+/* A rank that expects nothing takes part in the one that runs. */
+int run_dispatch(struct rank *me, const struct step *s)
+{
+    const struct handle_run *run = &me->h[s->handle];
+
+    if (!s->if_expected || !run->expected)
+        return issue_dispatch(me, s, ALWAYS);
+    if (issue_dispatch(me, s, IF_EXPECTED))
+        return -1;
+    return run->fits ? 0 : issue_dispatch(me, s, ALWAYS);
 }

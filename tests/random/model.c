@@ -35,6 +35,63 @@ static int draw_tokens(struct draw *d, const struct plan *p)
     return chance(d, 30) ? p->M : few < p->M ? few : p->M;
 }
 
+int model_drop(const struct plan *p, const struct handle_plan *h, int rank)
+{
+    struct draw d = {h->drop + (uint64_t)rank};
+
+    return h->drop ? 1 + draw(&d, p->M * h->K + 9) : 0;
+}
+
+static int names(const struct routing *r, const int32_t *idx, int rank)
+{
+    for (int k = 0; k < r->h->K; k++)
+        if (idx[k] >= 0 && idx[k] / r->p->L == rank)
+            return 1;
+    return 0;
+}
+
+static void forget(struct routing *r, int rank, int src, int t, int k)
+{
+    const int at = (src * MOST_TOKENS + t) * r->h->K + k;
+
+    if (r->idx[at] >= 0 && r->idx[at] / r->p->L == rank)
+        r->left[at] = -1;
+}
+
+/* Tokens whose number among those that come to the rank is drop_rows or more. */
+static void drop_tokens(struct routing *r, int rank)
+{
+    int n = 0;
+
+    for (int src = 0; src < r->p->R; src++)
+        for (int t = 0; t < r->tokens[src]; t++)
+            if (names(r, routing_idx(r, src, t), rank) && n++ >= r->drop[rank])
+                for (int k = 0; k < r->h->K; k++)
+                    forget(r, rank, src, t, k);
+}
+
+/* Rows have their places as if all were kept; those from drop_rows on are left out. */
+static void drop_zones(struct routing *r, int rank)
+{
+    const int align = r->h->alignment ? r->h->alignment : 1;
+    int64_t row = 0;
+
+    for (int l = 0; l < r->p->L; l++, row = (row + align - 1) / align * align)
+        for (int src = 0; src < r->p->R; src++)
+            for (int t = 0; t < r->tokens[src]; t++)
+                for (int k = 0; k < r->h->K; k++)
+                    if (routing_idx(r, src, t)[k] == rank * r->p->L + l && row++ >= r->drop[rank])
+                        forget(r, rank, src, t, k);
+}
+
+static void drop_rows(struct routing *r, int rank)
+{
+    if (!is_major(r->h) || r->h->flags & EPX_HANDLE_DROP_TOKENS)
+        drop_tokens(r, rank);
+    if (is_major(r->h))
+        drop_zones(r, rank);
+}
+
 int routing_draw(struct routing *r, const struct plan *p, const struct handle_plan *h, uint64_t seed)
 {
     struct draw d = {seed};
@@ -42,14 +99,23 @@ int routing_draw(struct routing *r, const struct plan *p, const struct handle_pl
                           .repeats = chance(&d, 25) && (is_low(h) || !is_major(h) || p->bounded),
                           .hot = chance(&d, 40) ? 1 + draw(&d, p->E) : 0};
 
+    const size_t bytes = (size_t)p->R * MOST_TOKENS * (size_t)h->K * sizeof(*r->idx);
+
     *r = (struct routing){.p = p, .h = h};
-    r->idx = malloc((size_t)p->R * MOST_TOKENS * (size_t)h->K * sizeof(*r->idx));
-    if (!r->idx)
+    r->idx = malloc(bytes);
+    r->left = malloc(bytes);
+    if (!r->idx || !r->left)
         return -1;
     for (int rank = 0; rank < p->R; rank++) {
         r->tokens[rank] = draw_tokens(&d, p);
         for (int t = 0; t < r->tokens[rank]; t++)
             draw_idx(&d, p, h->K, &taste, r->idx + (rank * MOST_TOKENS + t) * h->K);
+    }
+    memcpy(r->left, r->idx, bytes);
+    for (int rank = 0; rank < p->R && h->drop; rank++) {
+        r->given[rank] = chance(&d, 30) ? 1 + draw(&d, p->M * h->K + 9) : 0;
+        r->drop[rank] = r->given[rank] ? r->given[rank] : model_drop(p, h, rank);
+        drop_rows(r, rank);
     }
     return 0;
 }
@@ -57,7 +123,13 @@ int routing_draw(struct routing *r, const struct plan *p, const struct handle_pl
 void routing_free(struct routing *r)
 {
     free(r->idx);
-    r->idx = NULL;
+    free(r->left);
+    r->idx = r->left = NULL;
+}
+
+const int32_t *routing_left(const struct routing *r, int rank, int token)
+{
+    return r->left + (rank * MOST_TOKENS + token) * r->h->K;
 }
 
 const int32_t *routing_idx(const struct routing *r, int rank, int token)
@@ -67,12 +139,7 @@ const int32_t *routing_idx(const struct routing *r, int rank, int token)
 
 int goes_to(const struct routing *r, int rank, int token, int to)
 {
-    const int32_t *idx = routing_idx(r, rank, token);
-
-    for (int k = 0; k < r->h->K; k++)
-        if (idx[k] >= 0 && idx[k] / r->p->L == to)
-            return 1;
-    return 0;
+    return names(r, is_major(r->h) ? routing_idx(r, rank, token) : routing_left(r, rank, token), to);
 }
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
@@ -86,6 +153,11 @@ static int has_row(const struct routing *r, const int32_t *idx, int k, int exper
         if (idx[j] == expert)
             return 0;
     return 1;
+}
+
+static int64_t kept(const struct routing *r, int rank, int64_t row)
+{
+    return r->drop[rank] && row > r->drop[rank] ? r->drop[rank] : row;
 }
 
 static void place_experts(struct received *v, const struct routing *r, int rank)
@@ -102,8 +174,11 @@ static void place_experts(struct received *v, const struct routing *r, int rank)
             const int64_t first = n;
             for (int t = 0; t < r->tokens[src]; t++)
                 for (int k = 0; k < r->h->K; k++)
-                    if (has_row(r, routing_idx(r, src, t), k, rank * p->L + l))
-                        v->place[v->n++] = (struct place){zone + n++, src, t, l, k};
+                    if (has_row(r, routing_idx(r, src, t), k, rank * p->L + l)) {
+                        if (routing_left(r, src, t)[k] >= 0)
+                            v->place[v->n++] = (struct place){zone + n, src, t, l, k};
+                        n++;
+                    }
             v->range[l * p->R + src] = first << 32 | (n - first);
             v->from[src] += n - first;
         }
@@ -113,6 +188,13 @@ static void place_experts(struct received *v, const struct routing *r, int rank)
         zone += low ? (int64_t)p->R * p->M : v->counts[l];
     }
     v->rows = zone;
+    for (int l = 0; l < p->L && r->drop[rank]; l++) {
+        const int64_t end = kept(r, rank, v->offsets[l] + v->counts[l]);
+
+        v->offsets[l] = kept(r, rank, v->offsets[l]);
+        v->counts[l] = end - v->offsets[l];
+    }
+    v->rows = kept(r, rank, v->rows);
 }
 
 static void place_tokens(struct received *v, const struct routing *r, int rank)
@@ -123,17 +205,17 @@ static void place_tokens(struct received *v, const struct routing *r, int rank)
         for (int t = 0; t < r->tokens[src]; t++) {
             const int64_t row = is_low(r->h) ? (int64_t)src * p->M + v->from[src] : v->total;
 
+            v->total += names(r, routing_idx(r, src, t), rank);
             if (!goes_to(r, src, t, rank))
                 continue;
             v->place[v->n++] = (struct place){row, src, t, -1, -1};
             v->from[src]++;
-            v->total++;
             for (int k = 0; k < r->h->K; k++)
                 if (routing_idx(r, src, t)[k] >= 0 && routing_idx(r, src, t)[k] / p->L == rank)
                     v->exact[routing_idx(r, src, t)[k] % p->L]++;
         }
     memcpy(v->counts, v->exact, sizeof(v->counts));
-    v->rows = is_low(r->h) ? (int64_t)p->R * p->M : v->total;
+    v->rows = is_low(r->h) ? (int64_t)p->R * p->M : v->n;
 }
 
 int received_make(struct received *v, const struct routing *r, int rank)

@@ -13,13 +13,18 @@ struct routing {
     const struct plan *p;
     const struct handle_plan *h;
     int tokens[MOST_RANKS];
-    int32_t *idx;         /* [R][MOST_TOKENS][K] */
-    int drop[MOST_RANKS]; /* most rows of each rank; 0 = all */
+    int32_t *idx;          /* [R][MOST_TOKENS][K] */
+    int32_t *left;         /* the same without entries whose rows are dropped */
+    int drop[MOST_RANKS];  /* drop_rows of each rank; 0 = none */
+    int given[MOST_RANKS]; /* by this update; 0 = those of the handle */
 };
 
 int routing_draw(struct routing *r, const struct plan *p, const struct handle_plan *h, uint64_t seed);
 void routing_free(struct routing *r);
 const int32_t *routing_idx(const struct routing *r, int rank, int token);
+const int32_t *routing_left(const struct routing *r, int rank, int token);
+/* drop_rows of a rank's handle. */
+int model_drop(const struct plan *p, const struct handle_plan *h, int rank);
 
 struct place {
     int64_t row;
@@ -30,14 +35,15 @@ struct place {
 struct received {
     int n;
     struct place *place;
-    int64_t rows;  /* of its tensors, at least */
-    int64_t total; /* with padding */
+    int64_t rows;  /* of its tensors, at least; high throughput: with padding, without what is dropped */
+    int64_t total; /* with padding and what is dropped */
     int64_t counts[MOST_LOCAL], exact[MOST_LOCAL], offsets[MOST_LOCAL];
     int64_t from[MOST_RANKS], range[MOST_LOCAL * MOST_RANKS];
 };
 
 int received_make(struct received *v, const struct routing *r, int rank);
 void received_free(struct received *v);
+/* Does a token come to a rank? FLAT: and stays. EXPERT_MAJOR counts those that are dropped too. */
 int goes_to(const struct routing *r, int rank, int token, int to);
 
 uint64_t key(uint64_t seed, int what, int a, int b, int c, int d);

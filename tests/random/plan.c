@@ -145,16 +145,7 @@ static void issue(const struct plan *p, struct draw *d, struct state *at, struct
     at->staged[s->handle] = s->staged;
 }
 
-static void add_update(struct plan *p, struct draw *d, struct state *at, int handle)
-{
-    struct step *s = next_step(p, d, UPDATE, handle);
-
-    s->counts = !is_low(&p->handle[handle]) && chance(d, 60);
-    at->routed[handle] = 1;
-    at->dispatched[handle] = 0;
-}
-
-static void add_dispatch(struct plan *p, struct draw *d, struct state *at, int handle)
+static struct step *add_dispatch(struct plan *p, struct draw *d, struct state *at, int handle)
 {
     const struct handle_plan *h = &p->handle[handle];
     struct step *s = next_step(p, d, DISPATCH, handle);
@@ -170,6 +161,19 @@ static void add_dispatch(struct plan *p, struct draw *d, struct state *at, int h
     issue(p, d, at, s);
     if (!s->busy)
         at->dispatched[handle] = 1;
+    return s;
+}
+
+static void add_update(struct plan *p, struct draw *d, struct state *at, int handle)
+{
+    struct step *s = next_step(p, d, UPDATE, handle);
+
+    s->counts = !is_low(&p->handle[handle]) && chance(d, 60);
+    s->expect = !is_low(&p->handle[handle]) && chance(d, 25) ? 1 + draw(d, 2) : 0;
+    at->routed[handle] = 1;
+    at->dispatched[handle] = 0;
+    if (s->expect)
+        add_dispatch(p, d, at, handle)->if_expected = 1;
 }
 
 static uint32_t draw_sum(struct draw *d)
@@ -252,6 +256,10 @@ static void draw_handle(struct plan *p, struct draw *d, struct handle_plan *h)
         h->flags |= EPX_HANDLE_ALL_WEIGHTS;
     if (!is_low(h) && is_major(h) && chance(d, 40))
         h->flags |= EPX_HANDLE_SOURCE_MAP;
+    if (!is_low(h) && chance(d, 25))
+        h->drop = 1 + d->state / 2;
+    if (h->drop && is_major(h) && !h->flags && chance(d, 40))
+        h->flags |= EPX_HANDLE_DROP_TOKENS;
 }
 
 /* Receive tensors stay small: fewer tokens, then shorter rows. */
@@ -309,8 +317,8 @@ void plan_print(const struct plan *p, FILE *to)
             (unsigned long long)p->ht_buffer, (unsigned long long)p->ht_node);
     for (int i = 0; i < p->nhandles; i++) {
         const struct handle_plan *h = &p->handle[i];
-        fprintf(to, "  handle %d: group %d mode %d layout %d K %d align %d flags %u\n", i, h->group, h->mode, h->layout,
-                h->K, h->alignment, h->flags);
+        fprintf(to, "  handle %d: group %d mode %d layout %d K %d align %d flags %u drop %d\n", i, h->group, h->mode,
+                h->layout, h->K, h->alignment, h->flags, h->drop != 0);
     }
     for (int i = 0; i < p->nsteps; i++) {
         const struct step *s = &p->step[i];
@@ -328,6 +336,6 @@ void plan_print(const struct plan *p, FILE *to)
                                : "",
                     s->staged, s->backward, s->weights, s->idx, s->src, s->map, s->biases, s->skips, s->signals,
                     s->recv, s->sum);
-        fprintf(to, "\n");
+        fprintf(to, " expect %d if %d\n", s->expect, s->if_expected);
     }
 }

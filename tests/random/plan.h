@@ -65,12 +65,15 @@ struct step {
     uint32_t sum;
     int stream;        /* 0: the group's own */
     int counts;        /* UPDATE: the host waits for the number of rows */
+    int expect;        /* UPDATE: ranks say how many rows they expect; 2: some of them too few */
+    int if_expected;   /* DISPATCH: of such an update */
     int with_dispatch; /* UPDATE in low latency: the indices are given with the dispatch that follows */
 };
 
 struct handle_plan {
     int group, mode, layout, K, alignment;
     uint32_t flags;
+    uint64_t drop; /* 0, or the seed of each rank's drop_rows */
 };
 
 struct plan {

@@ -111,6 +111,7 @@ static int open_rank(struct rank *me, epx_bootstrap *boot)
         c.topk = h->K;
         c.expert_alignment = h->alignment;
         c.flags = h->flags;
+        c.drop_rows = model_drop(me->p, h, me->rank);
         TRY(epx_handle_create(&me->h[i].handle, me->group[h->group], &c));
     }
     return 0;

@@ -26,8 +26,9 @@ struct handle_run {
     struct routing routing;   /* of the last update, or of the last dispatch in low latency */
     struct received received; /* by it */
     struct tensor *idx;
-    int fresh; /* low latency: the update has not been given to the library yet */
-    int known; /* the host has waited for the counts */
+    int fresh;        /* low latency: the update has not been given to the library yet */
+    int64_t expected; /* rows that this rank expects; 0 = it does not say */
+    int fits;         /* no rank gets more */
     int staged;
 };
 

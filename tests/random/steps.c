@@ -74,7 +74,7 @@ int recv_buffer_tensor(struct rank *me, const struct step *s, int which, int dty
 int64_t draw_rows(struct rank *me, const struct step *s)
 {
     const struct handle_plan *h = plan_of(me, s);
-    const int64_t needed = !is_low(h)    ? me->h[s->handle].received.total
+    const int64_t needed = !is_low(h)    ? me->h[s->handle].received.rows
                            : is_major(h) ? (int64_t)me->p->R * me->p->M
                                          : me->p->M;
 

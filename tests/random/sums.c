@@ -186,7 +186,7 @@ void model_combine(const struct routing *r, const struct step *s, int rank, int 
 {
     struct sums *c = calloc(1, sizeof(*c));
     float *sum = calloc(MOST_H, sizeof(*sum));
-    const int32_t *idx = routing_idx(r, rank, token);
+    const int32_t *idx = routing_left(r, rank, token);
     const int several = node_of(r->p, r->p->R - 1) > 0;
     const size_t size = dtype_bytes(s->f.dtype);
 

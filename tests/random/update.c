@@ -107,11 +107,12 @@ static void expect_high(struct rank *me, const struct step *s, epx_layout_info *
     const struct handle_run *run = &me->h[s->handle];
     const struct received *v = &run->received;
     const int align = h->alignment ? h->alignment : 1, L = me->p->L;
-    int64_t ends[MOST_LOCAL], tokens[MOST_RANKS], sum = 0;
+    int64_t ends[MOST_LOCAL], tokens[MOST_RANKS], sum = 0, zone = 0;
 
     for (int l = 0; l < L; l++) {
         sum += (v->exact[l] + align - 1) / align * align;
-        ends[l] = is_major(h) ? v->offsets[l] + v->exact[l] : sum;
+        ends[l] = is_major(h) ? zone + v->exact[l] : sum;
+        zone += (v->exact[l] + align - 1) / align * align;
     }
     for (int r = 0; r < me->p->R; r++)
         tokens[r] = run->routing.tokens[r];
@@ -151,7 +152,7 @@ static int check_counts(struct rank *me, const struct step *s)
     int64_t rows = -1, experts[MOST_LOCAL], tokens = -1, named = 0;
 
     TRY(epx_handle_recv_count(run->handle, &rows, chance(&me->d, 50) ? experts : NULL));
-    CHECK(rows == run->received.total);
+    CHECK(rows == run->received.rows);
     TRY(epx_handle_recv_count(run->handle, &rows, experts));
     for (int l = 0; l < me->p->L; l++)
         CHECK(experts[l] == run->received.exact[l]);
@@ -160,6 +161,40 @@ static int check_counts(struct rank *me, const struct step *s)
     TRY(epx_handle_recv_tokens(run->handle, &tokens));
     CHECK(tokens == named);
     TRY(epx_handle_recv_poll(run->handle, 1000000));
+    if (s->expect) {
+        int fits = -1;
+        TRY(epx_handle_recv_fits(run->handle, &fits));
+        CHECK(fits == run->fits);
+    }
+    return 0;
+}
+
+/* What a rank expects: nothing, as many rows as come, more, or (with s->expect of 2) fewer. */
+static int64_t expected_by(const struct step *s, int rank, int64_t rows)
+{
+    const int what = (int)(key(s->seed, 'e', rank, 0, 0, 0) % 20);
+    const int64_t n = what < 3 ? 0 : what < 10 ? rows : rows + what;
+
+    return n > 1 && s->expect == 2 && what >= 10 && what < 14 ? 1 + what % (rows > 0 ? rows : 1) : n;
+}
+
+static int say_expected(struct rank *me, const struct step *s, epx_layout_info *info)
+{
+    struct handle_run *run = &me->h[s->handle];
+
+    run->fits = node_of(me->p, me->p->R - 1) == 0;
+    for (int rank = 0; rank < me->p->R; rank++) {
+        struct received v;
+        int64_t n;
+
+        CHECK(!received_make(&v, &run->routing, rank));
+        n = expected_by(s, rank, v.rows);
+        run->fits &= n == 0 || v.rows <= n;
+        if (rank == me->rank)
+            run->expected = n;
+        received_free(&v);
+    }
+    info->expected_rows = (uint32_t)run->expected;
     return 0;
 }
 
@@ -186,7 +221,9 @@ int run_update(struct rank *me, const struct step *s)
         return 0;
     }
     expect_info(me, s, &info);
-    TRY(epx_handle_update(run->handle, of(idx), chance(&me->d, 20) && !me->tensors->next ? NULL : &info,
-                          stream_of(me, s)));
+    info.drop_rows = (uint32_t)run->routing.given[me->rank];
+    if (s->expect && say_expected(me, s, &info))
+        return -1;
+    TRY(epx_handle_update(run->handle, of(idx), &info, stream_of(me, s)));
     return s->counts ? check_counts(me, s) : 0;
 }
