@@ -195,7 +195,8 @@ typedef struct epx_group_config {
     uint32_t modes;              /* epx_mode bits; 0 = both */
     int32_t num_experts;         /* E */
     int32_t max_tokens_per_rank; /* M: most tokens one rank dispatches in one call */
-    int32_t max_hidden_bytes;    /* most bytes of one token row, scales not counted: H * sizeof(element); in 16s */
+    int32_t max_hidden_bytes;    /* most bytes of one token row, scales not counted: H * sizeof(element), of the fp8
+                                    row where dispatch casts to fp8; in 16s */
     int32_t max_topk;            /* most experts per token, 1..EPX_MAX_TOPK; 0 = 8 */
     int32_t max_recv_tokens;     /* high throughput: most rows one rank receives; 0 = the worst case of `layouts` */
     uint32_t layouts;            /* high throughput: EPX_LAYOUT_BIT()s whose worst case the buffers hold; 0 = FLAT */
@@ -227,8 +228,9 @@ typedef struct epx_group_config {
     int32_t reserved; /* 0 */
 } epx_group_config;
 
-/* Worst cases: FLAT has one row per (token, rank): R*M. EXPERT_MAJOR has up to R*M*min(K, L) rows, and 127 rows of
- * padding per local expert. Only tensors in ordinary memory pass through these buffers. */
+/* Worst cases: FLAT has one row per (token, rank): R*M. EXPERT_MAJOR has one per entry of a token's top-k, also where
+ * two name the same expert: R*M*max_topk, and 127 rows of padding per local expert. Zones of a larger expert_alignment
+ * can need more: then max_recv_tokens says so. Only tensors in ordinary memory pass through these buffers. */
 #define EPX_LAYOUT_BIT(layout) (1u << (layout))
 
 #define EPX_GROUP_CONFIG_INIT EPX_INITIAL_VALUE(epx_group_config)
@@ -385,8 +387,10 @@ typedef struct epx_handle_config {
  * drop_rows: rows are given their places as if all were kept, and those from drop_rows on are left out. Dispatch and
  * combine go on without them: combine adds nothing for them. Either all ranks drop or none; each has its own number.
  *  FLAT          the first rows by (source rank, token) stay. total counts all rows, the other counts those that stay
- *  EXPERT_MAJOR  expert_counts and expert_offsets are those of the zones' parts below drop_rows, total is that of all
- *                zones. Rows in them that have lost their token are zero, as padding is; so is what is behind the zones
+ *  EXPERT_MAJOR  expert_counts, expert_offsets and the rows of epx_handle_recv_count are those of the zones' parts
+ *                below drop_rows; total and the other counts are those of all rows. Rows in these parts that have lost
+ *                their token are zero, as padding is; so are the tensors' rows behind them. Not with both
+ *                EPX_HANDLE_SOURCE_MAP and EPX_HANDLE_DROP_TOKENS
  * A source map has a line for every token that EXPERT_MAJOR counts, also where its rows were dropped: max_recv_tokens,
  * where it is given, bounds the lines of maps in ordinary memory too.
  */
@@ -493,7 +497,9 @@ EPX_API epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us);
 /*
  * A tensor inside EPX's own receive buffer, for a high-throughput handle: dispatch into it moves each token once. Its
  * content is valid until the next high-throughput operation of the group that uses ordinary memory or this tensor.
- * `which`: EPX_RECV_*. rows: rows of the returned descriptor.
+ * `which`: EPX_RECV_*. rows: rows of the returned descriptor; EPX_ERR_OVERFLOW if the buffer holds fewer (with
+ * max_recv_tokens given, it holds these). A row has at most max_hidden_bytes, of scales
+ * 4 * ceil(max_hidden_bytes / 64).
  */
 typedef enum epx_recv_part { EPX_RECV_TOKENS = 1, EPX_RECV_SCALES = 2 } epx_recv_part;
 EPX_API epx_status epx_handle_recv_tensor(epx_handle *handle, epx_recv_part which, epx_dtype dtype, int64_t rows,
@@ -509,16 +515,18 @@ typedef struct epx_dispatch_inputs {
     const epx_tensor *tokens;       /* [B, H] bf16, fp16, fp32, or fp8 with scales; rows contiguous, a multiple of 16
                                        bytes */
     const epx_tensor *scales;       /* fp8 input: [B, S] fp32 or int32, any strides, forwarded as they are; a row has at
-                                       most max_hidden_bytes / 128 scales, or fits in max_hidden_bytes with its token */
+                                       most ceil(max_hidden_bytes / 128) scales, in high throughput
+                                       ceil(max_hidden_bytes / 64), or fits in max_hidden_bytes with its token */
     const epx_tensor *topk_weights; /* [B, K] fp32, if outputs.topk_weights is set */
     const epx_tensor *topk_idx;     /* low latency, may be NULL: sets the routing first, as epx_handle_update does */
     const epx_tensor *global_scale; /* nvfp4: fp32 [1], what every row is multiplied with; NULL = 1 */
 } epx_dispatch_inputs;
 
 /*
- * NVFP4 (low latency, bf16 in, H in 64s): outputs.tokens are uint8 with H/2 columns, two e2m1 codes a byte, the even
- * element in the low half. outputs.scales are int32 with H/64 columns, each four e4m3 scales of 16 elements. The cast
- * is that of combine's nvfp4 with global_scale for every row: back, an element is code * scale / global_scale.
+ * NVFP4 (low latency, bf16 in, H in 64s, 2H <= max_hidden_bytes): outputs.tokens are uint8 with H/2 columns, two e2m1
+ * codes a byte, the even element in the low half. outputs.scales are int32 with H/64 columns, each four e4m3 scales of
+ * 16 elements. The cast is that of combine's nvfp4 with the sender's global_scale for every row: back, an element is
+ * code * scale / global_scale.
  *  EPX_NVFP4_ROWS   scales have tokens' outer extents and any strides
  *  EPX_NVFP4_TILES  scales are contiguous, with tokens' rows rounded up to 128s, in the order that matrix kernels read:
  *                   [outer][rows / 128][H / 64][32][4], where row r of a tile is at [r % 32][r / 32]
@@ -536,7 +544,7 @@ typedef struct epx_dispatch_outputs {
                                  the same dtype on all ranks */
     epx_tensor *topk_weights; /* FLAT [N,K], RANK_MAJOR [R,M,K], HT EXPERT_MAJOR [N]; fp32 */
     epx_tensor *topk_idx;     /* FLAT [N,K], RANK_MAJOR [R,M,K]: local expert id or -1; int32 or int64 */
-    epx_tensor *src_rank;     /* int32, tokens' shape without H: source rank of each row */
+    epx_tensor *src_rank;     /* int32, tokens' shape without H: source rank of each row; -1 in padding of zones */
     epx_tensor *src_token;    /* int32, likewise: source token of each row */
     /* High throughput: int32 [T, 2 + K], a line per token with experts here, by (source rank, token): source rank *
      * source_stride + token, source rank; then in EXPERT_MAJOR (EPX_HANDLE_SOURCE_MAP) the row of each entry, or -1.
@@ -578,7 +586,8 @@ EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *i
  * that of its last update.
  *
  * High throughput can add in another order: epx_combine_config.sum.
- *  EPX_SUM_TOPK_ORDER   a rank, and a node, has the place of its last entry in the token's top-k instead of its number.
+ *  EPX_SUM_TOPK_ORDER   a rank, and a node, has the place of its last entry in the token's top-k instead of its number,
+ *                       in EXPERT_MAJOR also where that entry's row was dropped.
  *                       FLAT's topk_weights return from the rank of the entry's expert alone, and are not summed
  *  EPX_SUM_ROUND_RANKS  EXPERT_MAJOR: each rank's rows are summed and rounded first, in k-order. Without TOPK_ORDER the
  *                       ranks are then added as FLAT's rows are: ascending, other nodes' sums rounded
@@ -602,7 +611,8 @@ typedef struct epx_combine_inputs {
     const epx_tensor *row_scales;   /* nvfp4: fp32, tokens' shape without H: 2688 / max|row|, 0 for a row of zeros */
     /* LL EXPERT_MAJOR, may be NULL: int32 [L, S], written while the operation runs. Row r of local expert l is read
      * and sent when signals[l][r / config.signal_rows] has reached config.signal_value. signal_rows = 0: all rows of l
-     * wait for signals[l][0]. Rows are sent in the order of experts. */
+     * wait for signals[l][0]; otherwise S is at least ceil(rows of an expert in tokens / signal_rows). Not with logfmt.
+     * Rows are sent in the order of experts. */
     const epx_tensor *signals;
     /* LL EXPERT_MAJOR, may be NULL: int32 or int64 [B,K]. An entry that is negative here is skipped, as one that was -1
      * in the routing: its row is not read. The other values do not count. */

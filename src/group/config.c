@@ -76,10 +76,9 @@ static epx_status check_ranges(const epx_group_config *c)
 static int64_t worst_rows(const struct settings *set, uint32_t layouts)
 {
     const int64_t flat = (int64_t)set->nranks * set->max_tokens;
-    const int copies = set->max_topk < set->local_experts ? set->max_topk : set->local_experts;
 
-    if (layouts & EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR))
-        return flat * copies + (int64_t)set->local_experts * PADDING_PER_EXPERT;
+    if (layouts & EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR)) /* a row for each entry, also of those that name the same expert */
+        return flat * set->max_topk + (int64_t)set->local_experts * PADDING_PER_EXPERT;
     return flat;
 }
 

@@ -164,10 +164,13 @@ static void expect_rest(struct rank *me, const struct step *s, struct dispatch *
     tensor_zero(c->tokens, row);
     if (c->scales)
         tensor_zero(c->scales, row);
-    if (c->src_rank)
-        tensor_ignore(c->src_rank, row);
-    if (c->src_token)
-        tensor_ignore(c->src_token, row);
+    for (int i = 0; i < 2; i++) {
+        struct tensor *src = i ? c->src_token : c->src_rank;
+        if (src && run->routing.drop[me->rank])
+            tensor_ignore(src, row);
+        else if (src)
+            tensor_expect_int(src, row, -1);
+    }
 }
 
 static int expect_rows(struct rank *me, const struct step *s, struct dispatch *c)

@@ -96,7 +96,7 @@ int routing_draw(struct routing *r, const struct plan *p, const struct handle_pl
 {
     struct draw d = {seed};
     struct taste taste = {.holes = chance(&d, 50) ? 0 : draw(&d, 101),
-                          .repeats = chance(&d, 25) && (is_low(h) || !is_major(h) || p->bounded),
+                          .repeats = chance(&d, 25),
                           .hot = chance(&d, 40) ? 1 + draw(&d, p->E) : 0};
 
     const size_t bytes = (size_t)p->R * MOST_TOKENS * (size_t)h->K * sizeof(*r->idx);

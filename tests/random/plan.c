@@ -41,9 +41,10 @@ static void draw_values(struct draw *d, struct format *f)
 }
 
 /* Of a row whose sender has them: as many as the group takes. */
-static int draw_scales(struct draw *d, int bytes, int H)
+static int draw_scales(struct draw *d, int bytes, int low, int H)
 {
-    const int by_channels = bytes / 128, beside = (bytes - H) / 4, most = by_channels > beside ? by_channels : beside;
+    const int channels = low ? 128 : 64, by_channels = (bytes + channels - 1) / channels, beside = (bytes - H) / 4,
+              most = by_channels > beside ? by_channels : beside;
 
     return most < 1 ? 0 : chance(d, 30) ? most : 1 + draw(d, most);
 }
@@ -76,7 +77,7 @@ static void draw_dispatch_format(struct draw *d, const struct plan *p, int low, 
     f->scale_dtype = chance(d, 50) ? EPX_FP32 : EPX_INT32;
     f->round_scale = chance(d, 50);
     if (what == 0) {
-        f->scales = draw_scales(d, p->bytes, f->H);
+        f->scales = draw_scales(d, p->bytes, low, f->H);
         if (f->scales)
             return;
         f->dtype = f->out = EPX_BF16;

@@ -79,8 +79,8 @@ float model_global_scale(const struct step *s, int rank)
     return what == 0 ? 0 : what == 1 ? 1 : (float)(1 + key(s->seed, 'G', rank, 1, 0, 0) % 5000) / 7;
 }
 
-/* A coded block spans steps of (log2 amax - log2 amin) / 510: half of one, in the linear domain; an error of 1.1e-5 more
- * at amin; what is far below the range becomes 0. */
+/* A coded block has steps of (log2 amax - log2 amin) / 510: a value is off by half of one, in the linear domain, and by
+ * 1.1e-5 more at amin; what is far below the range becomes 0. */
 static void logfmt_block(const uint16_t *x, float *off)
 {
     double most = 0, least = INFINITY, step;

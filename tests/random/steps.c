@@ -55,7 +55,7 @@ int recv_buffer_tensor(struct rank *me, const struct step *s, int which, int dty
                        struct tensor **tensor)
 {
     const struct plan *p = me->p;
-    const int group = plan_of(me, s)->group, usual = which == EPX_RECV_TOKENS || columns <= p->bytes / 128;
+    const int group = plan_of(me, s)->group, usual = which == EPX_RECV_TOKENS || columns <= (p->bytes + 63) / 64;
     epx_tensor t = EPX_TENSOR_INIT;
     epx_status status;
 

@@ -112,13 +112,20 @@ static int belongs(const struct sums *c, const struct item *i, int node, int own
     return (node < 0 || node_of(c->r->p, i->owner) == node) && (owner < 0 || i->owner == owner);
 }
 
+/* The place of the last entry of a rank, or of a node, in EXPERT_MAJOR of dropped ones too; -1: no row is left. */
 static int last_place(const struct sums *c, int node, int owner)
 {
-    int last = -1;
+    const int32_t *idx =
+        is_major(c->r->h) ? routing_idx(c->r, c->rank, c->token) : routing_left(c->r, c->rank, c->token);
+    int last = -1, rows = 0;
 
     for (int i = 0; i < c->n; i++)
-        if (belongs(c, &c->item[i], node, owner) && c->item[i].place > last)
-            last = c->item[i].place;
+        rows += belongs(c, &c->item[i], node, owner);
+    for (int k = 0; k < c->r->h->K && rows; k++) {
+        const struct item entry = {.owner = idx[k] / c->r->p->L};
+        if (idx[k] >= 0 && belongs(c, &entry, node, owner))
+            last = k;
+    }
     return last;
 }
 

@@ -178,7 +178,7 @@ static int64_t expected_by(const struct step *s, int rank, int64_t rows)
     return n > 1 && s->expect == 2 && what >= 10 && what < 14 ? 1 + what % (rows > 0 ? rows : 1) : n;
 }
 
-static int say_expected(struct rank *me, const struct step *s, epx_layout_info *info)
+static int give_expected(struct rank *me, const struct step *s, epx_layout_info *info)
 {
     struct handle_run *run = &me->h[s->handle];
 
@@ -222,7 +222,7 @@ int run_update(struct rank *me, const struct step *s)
     }
     expect_info(me, s, &info);
     info.drop_rows = (uint32_t)run->routing.given[me->rank];
-    if (s->expect && say_expected(me, s, &info))
+    if (s->expect && give_expected(me, s, &info))
         return -1;
     TRY(epx_handle_update(run->handle, of(idx), &info, stream_of(me, s)));
     return s->counts ? check_counts(me, s) : 0;

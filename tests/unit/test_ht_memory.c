@@ -43,6 +43,20 @@ static void plan_of(const epx_group_config *config, int ranks, struct settings *
     assert_int_equal(heap_plan_check(set, plan), EPX_OK);
 }
 
+/* Without max_recv_tokens: every entry of every token may name the one expert of a rank. */
+static void the_worst_case_has_a_row_for_every_entry(void **state)
+{
+    epx_group_config config = config_of(8);
+    struct settings set;
+
+    (void)state;
+    config.num_experts = 8;
+    config.max_recv_tokens = 0;
+    config.layouts = EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
+    assert_int_equal(settings_make(&config, 8, &set), EPX_OK);
+    assert_int_equal(set.max_recv_tokens, 8 * TOKENS * TOPK + 127);
+}
+
 /* Of a group whose tensors are in ordinary memory; layout 0: the default ones. */
 static struct heap_plan ordinary_plan(int ranks, int per_node, int layout, uint64_t node_bytes)
 {
@@ -257,4 +271,5 @@ UNIT_TESTS(the_heap_is_below_a_gigabyte, one_node_is_below_its_bar_with_ordinary
            several_nodes_are_below_their_bar_with_ordinary_memory, what_the_caller_gives_for_one_node_is_kept,
            what_the_caller_gives_for_several_nodes_is_kept, handles_are_below_8_megabytes,
            what_the_caller_gives_is_kept, the_least_has_one_row_in_a_slot,
-           ranks_of_nodes_exchange_rows_in_the_least_memory, split_memory_keeps_to_the_same_bar)
+           ranks_of_nodes_exchange_rows_in_the_least_memory, split_memory_keeps_to_the_same_bar,
+           the_worst_case_has_a_row_for_every_entry)
