@@ -167,7 +167,7 @@ static void add_stuck(const struct epx_group *group, char *text, size_t bytes)
         return;
     snprintf(found, sizeof(found), "%s", text);
     if (snprintf(text, bytes, "%s; ", group->stuck_text) < (int)bytes)
-        strncat(text, found, bytes - strlen(text) - 1);
+        snprintf(text + strlen(text), bytes - strlen(text), "%s", found);
 }
 
 epx_status error_read(const struct epx_group *group, epx_error_info *info)
