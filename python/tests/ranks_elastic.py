@@ -381,6 +381,10 @@ def test_combine_order_two_levels(world: World) -> None:
             per = world.nranks // 2
             assert buffer.get_logical_domain_size() == ((2, per) if hybrid else (1, world.nranks))
             assert buffer.get_physical_domain_size() == (2, per)
+            assert (buffer.scaleout_rank_idx, buffer.scaleup_rank_idx) == (
+                divmod(world.rank, per) if hybrid else (0, world.rank))
+            handle = send(world, buffer, make_work(world, 2))[3]
+            assert (handle.token_metadata_at_forward is None, handle.channel_linked_list is None) == (not hybrid,) * 2
             for seed, expand in ((1, False), (2, False), (3, True), (4, True)):
                 check_combine(world, buffer, make_work(world, seed, topk=6, local=4), expand, True, seed % 3)
 
@@ -497,7 +501,9 @@ def test_refusals(world: World) -> None:
     group = dist.group.WORLD
     _refused(lambda: deep_ep.ElasticBuffer(group), "num_bytes")
     _refused(lambda: deep_ep.ElasticBuffer(group, num_bytes=1000), "num_bytes", "2097152")
-    _refused(lambda: deep_ep.ElasticBuffer(group, num_bytes=4 << 20, num_cpu_bytes=6 << 20), "num_cpu_bytes")
+    _refused(lambda: deep_ep.ElasticBuffer(group, num_bytes=0), "num_bytes")
+    for nbytes, cpu_bytes in ((4 << 20, 6 << 20), (4 << 20, 1 << 20), (None, 2 << 20)):
+        _refused(lambda: deep_ep.ElasticBuffer(group, nbytes, cpu_bytes, MAX, HIDDEN), "num_cpu_bytes")
     with elastic(world, allow_multiple_reduction=False) as buffer:
         work = make_work(world, 2)
         handle = send(world, buffer, work)[3]
@@ -507,13 +513,20 @@ def test_refusals(world: World) -> None:
         _refused(lambda: send(world, buffer, work, do_zero_padding=True), "do_zero_padding")
         _refused(lambda: send(world, buffer, work, num_max_tokens_per_rank=0), "num_max_tokens_per_rank")
         _refused(lambda: send(world, buffer, work, num_experts=work.experts + 1), "num_experts")
+        _refused(lambda: send(world, buffer, work, num_experts=None), "num_experts")
+        _refused(lambda: send(world, buffer, work, topk_idx=None), "topk_idx")
+        _refused(lambda: send(world, buffer, work, expert_alignment=0), "expert_alignment")
         _refused(lambda: send(world, buffer, work, num_qps=buffer.num_allocated_qps + 1), "num_qps")
         _refused(lambda: buffer.dispatch(x, topk_idx=idx, handle=handle), "topk_idx")
         _refused(lambda: buffer.dispatch(x, handle=handle, do_cpu_sync=True), "do_cpu_sync")
         _refused(lambda: buffer.dispatch(x, handle=handle, do_expand=True), "do_expand")
-        _refused(lambda: buffer.dispatch(x, handle=handle, expert_alignment=2), "expert_alignment")
+        for other in (dict(expert_alignment=2), dict(num_experts=2 * work.experts),
+                      dict(num_max_tokens_per_rank=MAX + 1), dict(cumulative_local_expert_recv_stats=world.to(
+                          torch.zeros(work.local, dtype=torch.int32)))):
+            _refused(lambda: buffer.dispatch(x, handle=handle, **other), *other)
         _refused(lambda: buffer.combine(zones[0], zones[3], topk_weights=zones[2]), "allow_multiple_reduction")
-        _refused(lambda: buffer.combine(world.to(torch.zeros(1, HIDDEN).bfloat16()), handle), "x")
+        for rows in (handle.num_recv_tokens - 1, handle.num_recv_tokens + 1):
+            _refused(lambda: buffer.combine(world.to(torch.zeros(rows, HIDDEN).bfloat16()), handle), "x")
         _refused(lambda: buffer.get_theoretical_num_sms(8, 2, num_scaleout_topk=1), "num_scaleout_topk")
         if world.rank == 0:
             _refused(lambda: buffer.dispatch(world.to(torch.zeros(MAX + 1, HIDDEN).bfloat16()),

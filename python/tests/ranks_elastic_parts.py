@@ -62,7 +62,11 @@ def test_sizes_agree_with_the_vectors(world: World) -> None:
     with elastic(world, num_max_tokens_per_rank=128, hidden=256) as buffer:
         assert buffer.num_bytes == hint and hint % 2097152 == 0
         assert buffer.get_engram_storage_size_hint(1000, 100, 10) == (2 << 20, 2 << 20)
+        assert buffer.get_engram_storage_size_hint(1 << 16, 100, 1 << 15) == (8 << 20, 14 << 20)  # rows of 224 bytes
+        assert buffer.get_engram_storage_size_hint(1 << 16, 100, 1 << 15, torch.uint8) == (4 << 20, 8 << 20)  # 128
         assert buffer.get_pp_buffer_size_hint(1 << 20, 3) == 12 << 20
+        assert buffer.get_pp_buffer_size_hint(1, 1 << 14) == 2 << 20 and \
+            buffer.get_pp_buffer_size_hint(33, 1 << 14) == 4 << 20
         assert buffer.get_agrs_num_max_session_bytes(dist.group.WORLD, (3, 5), torch.bfloat16) == \
             -(-world.nranks * 30 // 32) * 32
         assert buffer.get_agrs_num_max_session_bytes(dist.group.WORLD, [(16,), (32,)], torch.float32) == \
@@ -77,7 +81,8 @@ def test_sms_and_qps(world: World) -> None:
     for domains, expected in (((2, 8), 12), ((4, 8), 6), ((1, 8), 14)):
         assert theoretical_sms(domains, 8, 256, 8, 132, (50, 430, 200, 50)) == expected
     assert (default_qps(True, False), default_qps(True, True), default_qps(False, False)) == (129, 65, 17)
-    assert theoretical_qps(12, False, 17) == 9 and theoretical_qps(4, True, 129) == 65
+    assert [theoretical_qps(sms, False, 17) for sms in (4, 9, 12)] == [4, 9, 9]
+    assert [theoretical_qps(sms, True, 129) for sms in (4, 8, 12)] == [65, 129, 129]
     with elastic(world) as buffer:
         sms = buffer.get_theoretical_num_sms(16, 4)
         assert sms % 2 == 0 and sms >= 4 and sms == buffer.get_theoretical_num_sms(num_experts=16, num_topk=4)
@@ -107,6 +112,10 @@ def test_names(world: World) -> None:
     destroy_all_managed_nccl_comm()
     assert fresh.get() is None
     find_nccl_root(), find_nvshmem_root()
+    compiled = deep_ep._C
+    assert (compiled.EventHandle, compiled.Config, compiled.topk_idx_t) == (
+        EventHandle, deep_ep.Config, deep_ep.topk_idx_t) and compiled.is_sm90_compiled()
+    deep_ep.utils.envs.check_nvlink_connections(group)
 
 
 def test_argument_names(world: World) -> None:
@@ -181,9 +190,10 @@ def test_surroundings(world: World) -> None:
         with environment(EP_NIC_NAME="card"):
             assert envs.get_rdma_gbs() == 50 and envs.check_fast_rdma_atomic_support()
     for once, local, said in ((False, "3", "word\n"), (True, "0", "word\n"), (True, "3", "")):
-        with environment(LOCAL_RANK=local), contextlib.redirect_stdout(io.StringIO()) as printed:
+        with environment(LOCAL_RANK=local), contextlib.redirect_stdout(io.StringIO()) as printed, \
+                mock.patch.object(dist, "barrier", lambda: print("all")):
             envs.dist_print("word", once)
-        assert printed.getvalue() == said
+        assert printed.getvalue() == said + "all\n"
     with environment(EP_USE_NVIDIA_TOOLS="1"):
         assert testing.bench_kineto(lambda: 1 // 0, "kernel") == 1
         assert tuple(testing.bench_kineto(lambda: 1 // 0, ("a", "b"))) == (1, 1)
@@ -246,6 +256,10 @@ def test_events(world: World) -> None:
     assert event.event is None and event.extra_tensors is None
     with event:  # no event: nothing to wait for
         pass
+    with refused("EventOverlap.event"):
+        event.current_stream_wait()
+    assert type(deep_ep.ElasticBuffer.capture()) is deep_ep.EventHandle
+    assert type(deep_ep.Buffer.capture()) is deep_ep.EventOverlap
 
 
 def test_sizes_of_all_gathers(world: World) -> None:
@@ -329,11 +343,10 @@ def test_references(world: World) -> None:
     state = torch.get_rng_state()
     init_seed(3)
     assert get_global_seed() == 3 and get_local_seed() == 3 + world.rank
-    world.only("cpu")
     tokens, hidden, topk, experts = 24, 256, 4, 4 * world.nranks
-    scores = get_unbalanced_scores(tokens - world.rank, experts, world.nranks, topk, 1.0)
+    scores = world.to(get_unbalanced_scores(tokens - world.rank, experts, world.nranks, topk, 1.0))
     weights, idx = torch.topk(scores, topk, dim=-1, sorted=False)
-    x = torch.randn(tokens - world.rank, hidden).bfloat16()
+    x = world.to(torch.randn(tokens - world.rank, hidden).bfloat16())
     for fp8 in (False, True):
         given = m.per_token_cast_to_fp8(x) if fp8 else x
         with elastic(world, num_max_tokens_per_rank=tokens, hidden=hidden) as buffer:
@@ -347,7 +360,7 @@ def test_references(world: World) -> None:
             y = refs.generate_pre_combine_data(sources, tokens, topk, hidden)
             y[recv_idx == -1] = 0
             mine = refs.generate_pre_combine_data(
-                world.rank * tokens + torch.arange(len(x)), tokens, topk, hidden)
+                world.rank * tokens + torch.arange(len(x), device=world.device), tokens, topk, hidden)
             out, *_ = buffer.combine(refs.ordered_accumulate(y), handle)
             assert torch.equal(out, refs.combine(mine, idx, 1, world.nranks, experts, None, True, False))
     assert m.calc_diff(x, x) < 1e-9 and m.ceil_div(7, 2) == 4 and m.align(7, 4) == 8 and m.safe_div(0, 0) == 0
