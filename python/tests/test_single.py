@@ -223,7 +223,7 @@ print("ready", flush=True)
         self.assertEqual(finish(process), (0, "", ""))
 
     def test_init_dist(self) -> None:
-        """[E] 1: deep_ep.utils.envs.init_dist, of two nodes with a rank each."""
+        """[E] 1: deep_ep.utils.envs.init_dist, of two nodes with a rank each; of one where NCCL has one GPU."""
         code = """
 import sys, torch, torch.distributed as dist
 from deep_ep.utils.envs import get_global_seed, get_local_seed, init_dist
@@ -237,10 +237,12 @@ dist.barrier()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        both = [start(code, RANK=str(node), WORLD_SIZE="2", MASTER_PORT=port) for node in range(2)]
-        for node, process in enumerate(both):
+        nodes = 1 if torch.cuda.device_count() == 1 else 2
+        all_nodes = [start(code, RANK=str(node), WORLD_SIZE=str(nodes), MASTER_PORT=port) for node in range(nodes)]
+        for node, process in enumerate(all_nodes):
             status, out, err = finish(process)
-            self.assertEqual((status, out), (0, "%d 2 2 True torch.bfloat16 True 5 %d\n" % (node, 5 + node)), err)
+            self.assertEqual((status, out), (0, "%d %d %d True torch.bfloat16 True 5 %d\n" % (
+                node, nodes, nodes, 5 + node)), err)
 
     def test_fork(self) -> None:
         process = start("""
