@@ -315,7 +315,7 @@ epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs, c
         status = issue(handle, info, &args, stream);
     if (status != EPX_OK) {
         handle->topk = topk;
-        handle->ntokens = ntokens;
+        __atomic_store_n(&handle->ntokens, ntokens, __ATOMIC_RELAXED); /* waits look at it */
         handle->dispatched = dispatched;
     }
     return status;

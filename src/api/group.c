@@ -13,10 +13,17 @@
 
 epx_status epx_group_create(epx_group **out, const epx_bootstrap *bootstrap, const epx_group_config *config)
 {
+    epx_status status;
+
     if (!out)
         return fail(EPX_ERR_ARGUMENT, "epx_group_create: group: expected a pointer, got NULL");
     *out = NULL;
-    return group_create(bootstrap, config, out);
+    status = registry_begin("epx_group_create");
+    if (status != EPX_OK)
+        return status;
+    status = group_create(bootstrap, config, out);
+    registry_end();
+    return status;
 }
 
 epx_status epx_group_destroy(epx_group *group)
@@ -31,7 +38,9 @@ epx_status epx_group_destroy(epx_group *group)
     (void)group_drain(group);
     group_net_settle(group);
     handles_free_all(group);
-    return group_destroy(group);
+    status = group_destroy(group);
+    registry_end();
+    return status;
 }
 
 epx_status epx_group_query(const epx_group *group, epx_group_info *out)
@@ -54,7 +63,7 @@ epx_status epx_group_query(const epx_group *group, epx_group_info *out)
     info.timeout_ms = group->set.timeout_ms;
     info.max_recv_tokens = (int32_t)group->set.max_recv_tokens;
     snprintf(info.device_name, sizeof(info.device_name), "%s", group->device->ops->name);
-    snprintf(info.net_name, sizeof(info.net_name), "%s", group->proxies ? group->net_name : "none");
+    snprintf(info.net_name, sizeof(info.net_name), "%s", group->nnodes > 1 ? group->net_name : "none");
     return struct_out(out, &info, sizeof(info), "epx_group_info");
 }
 

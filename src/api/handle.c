@@ -107,6 +107,20 @@ epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handl
     return status == EPX_OK ? handle_create(group, &checked, out) : status;
 }
 
+/* Kernels in the queue may still use its tables. EPX_ERR_USAGE: they cannot be waited for now. */
+static epx_status wait_for_kernels(const struct epx_handle *handle)
+{
+    const struct device_ops *ops = handle->group->device->ops;
+    struct device_stream *last = handle->group->last_stream;
+
+    if (!last)
+        return EPX_OK;
+    if (ops->stream_captures(handle->group->device, last))
+        return fail(EPX_ERR_USAGE, "epx_handle_destroy: the stream of the group's last operation captures a graph; "
+                                   "expected the end of the capture first");
+    return ops->stream_sync(handle->group->device, last); /* fails inside its own calls */
+}
+
 epx_status epx_handle_destroy(epx_handle *handle)
 {
     API_ISSUE;
@@ -118,9 +132,11 @@ epx_status epx_handle_destroy(epx_handle *handle)
         return fail(EPX_ERR_USAGE,
                     "epx_handle_destroy: the handle has a staged operation; call epx_complete first, or its slot is "
                     "never free again");
-    /* Kernels in the queue may still use its tables. */
-    if (handle->group->last_stream)
-        status = handle->group->device->ops->stream_sync(handle->group->device, handle->group->last_stream);
+    status = wait_for_kernels(handle);
+    if (status == EPX_ERR_USAGE)
+        return status;
+    if (registry_retire(REGISTRY_HANDLE, handle, "epx_handle_destroy") != EPX_OK)
+        return EPX_ERR_USAGE;
     handle_free(handle);
     return status;
 }
@@ -212,7 +228,7 @@ static epx_status counted_handle_check(struct api_call *api, const epx_handle *h
         return status;
     if (handle->config.mode != EPX_HIGH_THROUGHPUT)
         return fail(EPX_ERR_USAGE, "%s: expected a high-throughput handle", call);
-    if (handle->ntokens < 0)
+    if (__atomic_load_n(&handle->ntokens, __ATOMIC_RELAXED) < 0)
         return fail(EPX_ERR_USAGE, "%s: expected a handle that was updated (epx_handle_update)", call);
     return EPX_OK;
 }
@@ -245,6 +261,25 @@ static epx_status count_in_memory(epx_handle *handle, const char *call, int64_t 
     return EPX_OK;
 }
 
+/* Of one update, also where another thread queues the next. */
+static epx_status read_counts(epx_handle *handle, const char *call, int64_t *rows, int64_t *expert_counts)
+{
+    epx_status status;
+    uint64_t number;
+
+    do {
+        number = handle_updates(handle);
+        status = handle_poll_update(handle, call, UINT64_MAX);
+        if (status != EPX_OK)
+            return status;
+        *rows = handle->info->rows;
+        for (int l = 0; expert_counts && l < handle->group->set.local_experts; l++)
+            expert_counts[l] = handle->info->expert_counts[l];
+        __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the counts before the number */
+    } while (number != handle_updates(handle));
+    return EPX_OK;
+}
+
 epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts)
 {
     static const char call[] = "epx_handle_recv_count";
@@ -252,18 +287,13 @@ epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *exp
     epx_status status = handle && !rows ? fail(EPX_ERR_ARGUMENT, "%s: rows: expected a pointer, got NULL", call)
                                         : handle_check(handle, call);
 
-    if (status == EPX_OK && is_over_memory(handle))
-        return count_in_memory(handle, call, rows, expert_counts);
+    if (status == EPX_OK && is_over_memory(handle)) {
+        status = api_issue(&api_call, call); /* it waits for the streams of others */
+        return status == EPX_OK ? count_in_memory(handle, call, rows, expert_counts) : status;
+    }
     if (status == EPX_OK)
         status = counted_handle_check(&api_call, handle, call);
-    if (status == EPX_OK)
-        status = handle_poll_update(handle, call, UINT64_MAX);
-    if (status != EPX_OK)
-        return status;
-    *rows = handle->info->rows;
-    for (int l = 0; expert_counts && l < handle->group->set.local_experts; l++)
-        expert_counts[l] = handle->info->expert_counts[l];
-    return EPX_OK;
+    return status == EPX_OK ? read_counts(handle, call, rows, expert_counts) : status;
 }
 
 epx_status epx_handle_recv_fits(epx_handle *handle, int *fits)

@@ -17,8 +17,15 @@ epx_status epx_group_ticket(epx_group *group, char *text, size_t bytes)
 
 epx_status epx_group_join(epx_group **out, const char *ticket, int rank, const epx_group_config *config, int timeout_ms)
 {
+    epx_status status;
+
     if (!out)
         return fail(EPX_ERR_ARGUMENT, "epx_group_join: group: expected a pointer, got NULL");
     *out = NULL;
-    return group_join(ticket, rank, config, timeout_ms, out);
+    status = registry_begin("epx_group_join");
+    if (status != EPX_OK)
+        return status;
+    status = group_join(ticket, rank, config, timeout_ms, out);
+    registry_end();
+    return status;
 }

@@ -33,7 +33,7 @@ epx_status epx_stream_sync(epx_group *group, epx_stream stream)
     epx_status status = group_check(group, "epx_stream_sync");
 
     if (status == EPX_OK)
-        status = stream_check(group, stream, "epx_stream_sync");
+        status = stream_enter(&api_call, stream, "epx_stream_sync");
     if (status == EPX_OK)
         status = group->device->ops->stream_sync(group->device, group_stream(group, stream));
     return status == EPX_OK ? epx_group_error(group, NULL) : status;
@@ -45,7 +45,7 @@ epx_status epx_stream_query(epx_group *group, epx_stream stream)
     epx_status status = group_check(group, "epx_stream_query");
 
     if (status == EPX_OK)
-        status = stream_check(group, stream, "epx_stream_query");
+        status = stream_enter(&api_call, stream, "epx_stream_query");
     return status == EPX_OK ? group->device->ops->stream_query(group->device, group_stream(group, stream)) : status;
 }
 
@@ -81,6 +81,8 @@ epx_status epx_event_destroy(epx_event *event)
     API_ISSUE;
     epx_status status = event_check(event, "epx_event_destroy");
 
+    if (status == EPX_OK)
+        status = registry_retire(REGISTRY_EVENT, event, "epx_event_destroy");
     if (status == EPX_OK)
         events_destroy(event);
     return status;

@@ -144,12 +144,13 @@ epx_status group_await_writers(struct epx_group *group, const uint8_t *out)
     return EPX_OK;
 }
 
-uint64_t group_give_up(struct epx_group *group)
+static int has_given_up(const struct epx_group *group)
 {
-    const uint64_t word = abort_word(group);
+    return __atomic_load_n(&group->gave_up, __ATOMIC_ACQUIRE); /* pairs with the release in give_up() */
+}
 
-    if (!word || __atomic_load_n(&group->gave_up, __ATOMIC_ACQUIRE)) /* pairs with the release below */
-        return word;
+static void give_up(struct epx_group *group, uint64_t word)
+{
     if (word & ABORT_LEFT_OUT) {
         tell_left_out(group);
     } else {
@@ -160,8 +161,48 @@ uint64_t group_give_up(struct epx_group *group)
     }
     if (group->proxies && !proxy_stop(group->proxies))
         log_line(LOG_WARN, "rank %d: the network may still read memory of an operation that has failed", group->rank);
-    __atomic_store_n(&group->gave_up, 1, __ATOMIC_RELEASE); /* pairs with the acquire above */
+    __atomic_store_n(&group->gave_up, 1, __ATOMIC_RELEASE); /* pairs with the acquire in has_given_up() */
+}
+
+/* Not by a wait of the system: in simulation the holder pauses on this very thread. */
+static void lock_giving_up(struct epx_group *group)
+{
+    while (pthread_mutex_trylock(&group->giving_up) != 0)
+        pause_ns(PAUSE_NS);
+}
+
+uint64_t group_give_up(struct epx_group *group)
+{
+    uint64_t word = abort_word(group);
+
+    if (!word || has_given_up(group))
+        return word;
+    lock_giving_up(group); /* behind a thread that does it, which the caller may rely on */
+    word = abort_word(group);
+    if (word && !has_given_up(group) && !group_recovers_elsewhere(group))
+        give_up(group, word);
+    pthread_mutex_unlock(&group->giving_up);
     return word;
+}
+
+int group_recovers_elsewhere(const struct epx_group *group)
+{
+    return group->recovering && !pthread_equal(group->recoverer, pthread_self());
+}
+
+void group_recovery_begins(struct epx_group *group)
+{
+    lock_giving_up(group);
+    group->recovering = 1;
+    group->recoverer = pthread_self();
+    pthread_mutex_unlock(&group->giving_up);
+}
+
+void group_recovery_ends(struct epx_group *group)
+{
+    lock_giving_up(group);
+    group->recovering = 0;
+    pthread_mutex_unlock(&group->giving_up);
 }
 
 epx_status group_usable(struct epx_group *group)

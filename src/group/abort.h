@@ -24,8 +24,14 @@ void group_publish_waits(struct epx_group *group, int peer);
 void group_abort_alone(struct epx_group *group, int status);
 /* The own word, for a thread that is about to tell its caller of it. The caller may then reuse memory that the ranks
  * of the node, or the network, would still read: before this returns, the node is told and the network has stopped,
- * as a kernel does at its end. No kernel may have run since the word was set. */
+ * as a kernel does at its end. No kernel may have run since the word was set. Beside a recovery by another thread it
+ * only reads the word: the network is not there, and ranks of the node may have cleared theirs. */
 uint64_t group_give_up(struct epx_group *group);
+/* From one to the other, other threads touch neither the network nor words of other ranks. */
+void group_recovery_begins(struct epx_group *group);
+void group_recovery_ends(struct epx_group *group);
+/* With group->giving_up held. */
+int group_recovers_elsewhere(const struct epx_group *group);
 /* The group continues without that rank of the node. If it is late rather than dead, it must not take data that it
  * finds from now on for data of its own operation. */
 void group_abort_left_out(struct epx_group *group, int rank);

@@ -140,6 +140,7 @@ epx_status group_free(struct epx_group *group)
         return status;
     }
     free(group->bases);
+    pthread_mutex_destroy(&group->giving_up);
     pthread_mutex_destroy(&group->calls);
     free(group);
     return status;
@@ -301,13 +302,14 @@ static epx_status join(struct epx_group *group, const epx_bootstrap *bootstrap, 
     return EPX_OK;
 }
 
-static void make_call_lock(struct epx_group *group)
+static void make_locks(struct epx_group *group)
 {
     pthread_mutexattr_t attr;
 
     pthread_mutexattr_init(&attr);
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE);
     pthread_mutex_init(&group->calls, &attr);
+    pthread_mutex_init(&group->giving_up, NULL);
     pthread_mutexattr_destroy(&attr);
 }
 
@@ -317,7 +319,7 @@ epx_status group_new(const char *call, struct epx_group **out)
     if (!*out)
         return fail(EPX_ERR_MEMORY, "%s: out of memory", call);
     (*out)->call = call;
-    make_call_lock(*out);
+    make_locks(*out);
     return EPX_OK;
 }
 
@@ -345,9 +347,7 @@ epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *
 
     if (status != EPX_OK)
         return bootstrap ? status : boot_abandon(NULL, status);
-    status = registry_usable("epx_group_create");
-    if (status == EPX_OK)
-        status = join(group, bootstrap, config);
+    status = join(group, bootstrap, config);
     if (status != EPX_OK && !bootstrap && !group->boot)
         status = boot_abandon(NULL, status);
     if (status == EPX_OK)

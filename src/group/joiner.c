@@ -269,8 +269,6 @@ epx_status group_join(const char *text, int rank, const epx_group_config *config
     if (status == EPX_OK && timeout_ms < 0)
         status = fail(EPX_ERR_ARGUMENT, "epx_group_join: timeout_ms: expected 0 or more, got %d", timeout_ms);
     if (status == EPX_OK)
-        status = registry_usable("epx_group_join");
-    if (status == EPX_OK)
         status = group_new("epx_group_join", &group);
     if (status != EPX_OK)
         return status;

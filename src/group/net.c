@@ -248,7 +248,8 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.routes = routes;
     o.grace_ms = group->set.timeout_ms / 8 < LOSS_GRACE_MS ? group->set.timeout_ms / 8 : LOSS_GRACE_MS;
     o.context = group;
-    group->net_name = o.net->name;
+    if (group->net_name != o.net->name) /* queries read it beside a recovery */
+        group->net_name = o.net->name;
     status = relays && routes ? proxy_open(&o, &group->proxies)
                               : fail(EPX_ERR_MEMORY, "%s: no memory for %d ranks", group->call, group->nranks);
     free(relays);
@@ -493,7 +494,7 @@ epx_status group_net_responsive(struct epx_group *group)
 }
 
 /* Once per failure, by the first caller: the exchange decides who that is, and orders nothing else. */
-void group_net_find_stuck(struct epx_group *group)
+static void find_stuck(struct epx_group *group)
 {
     int state = STUCK_UNKNOWN;
 
@@ -504,6 +505,15 @@ void group_net_find_stuck(struct epx_group *group)
     if (state == STUCK_YES)
         snprintf(group->stuck_text, sizeof(group->stuck_text), "%.120s", epx_last_error());
     __atomic_store_n(&group->stuck_state, state, __ATOMIC_RELEASE); /* pairs with the acquire in add_stuck() */
+}
+
+void group_net_find_stuck(struct epx_group *group)
+{
+    if (pthread_mutex_trylock(&group->giving_up) != 0)
+        return;
+    if (!group_recovers_elsewhere(group))
+        find_stuck(group);
+    pthread_mutex_unlock(&group->giving_up);
 }
 
 epx_status group_net_close(struct epx_group *group)

@@ -96,10 +96,13 @@ struct epx_group {
     struct proxy_group *proxies;   /* NULL on one node */
     struct proxy_stats net_base;   /* when statistics were last reset */
     const char *net_name;
-    uint8_t *remote; /* [R] */
-    int closing;     /* enum closing */
-    int kept;        /* a thread is blocked in a library: memory that it may use is never freed */
-    int gave_up;     /* since the last failure: the node is told and the network has stopped (abort.c) */
+    uint8_t *remote;           /* [R] */
+    int closing;               /* enum closing */
+    int kept;                  /* a thread is blocked in a library: memory that it may use is never freed */
+    int gave_up;               /* since the last failure: the node is told and the network has stopped (abort.c) */
+    pthread_mutex_t giving_up; /* held by who gives up, or asks the proxies why */
+    int recovering;            /* a call of `recoverer` closes and opens the network; `giving_up` protects both */
+    pthread_t recoverer;
     int stuck_state; /* enum stuck_state: were own proxies found blocked after the last failure? */
     char stuck_text[128];
 

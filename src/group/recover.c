@@ -160,7 +160,7 @@ static epx_status forget_operations(struct epx_group *group)
         h->dispatched = 0;
         /* Updates that have not run never will; a number is not given twice, for graphs keep theirs. */
         __atomic_store_n(&h->info->epoch, h->updates, __ATOMIC_RELEASE); /* pairs with handle_poll_update() */
-        h->ntokens = -1;
+        __atomic_store_n(&h->ntokens, -1, __ATOMIC_RELAXED);             /* waits look at it */
     }
     mask_forget_updates(group);
     return errors_clear(group);
@@ -345,13 +345,12 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
     return status;
 }
 
-epx_status group_recover(struct epx_group *group, const char *call, int unmask)
+static epx_status recover(struct epx_group *group, int unmask)
 {
     uint8_t *out = group->recovery_out;
     int all_reset;
     epx_status status = group->device->ops->stream_sync(group->device, group->default_stream);
 
-    group->call = call;
     memset(out, 0, (size_t)group->nranks);
     if (status == EPX_OK && group->last_stream)
         status = group->device->ops->stream_sync(group->device, group->last_stream);
@@ -360,6 +359,17 @@ epx_status group_recover(struct epx_group *group, const char *call, int unmask)
         status = group_net_responsive(group);
     if (status == EPX_OK)
         status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out, 0, &all_reset);
+    return status;
+}
+
+epx_status group_recover(struct epx_group *group, const char *call, int unmask)
+{
+    epx_status status;
+
+    group->call = call;
+    group_recovery_begins(group);
+    status = recover(group, unmask);
+    group_recovery_ends(group);
     return status;
 }
 

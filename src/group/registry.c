@@ -20,6 +20,7 @@ struct entry {
     struct epx_group *group;
     enum registry_kind kind;
     int generation;
+    int users; /* calls with this object that may run beside the one that destroys it */
     struct entry *next;
 };
 
@@ -37,6 +38,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int generation; /* of this process: counts forks with groups */
 static int groups;     /* of this generation */
+static int changing;   /* calls that make or end one */
 
 static const char *const names[] = {"group", "handle", "event", "stream", "graph"};
 
@@ -54,8 +56,8 @@ static void in_parent(void)
 
 static void in_child(void)
 {
-    generation += groups > 0;
-    groups = 0;
+    generation += groups > 0 || changing > 0;
+    groups = changing = 0;
     pthread_mutex_unlock(&lock);
 }
 
@@ -64,14 +66,25 @@ static void watch_forks(void)
     pthread_atfork(before_fork, in_parent, in_child);
 }
 
-epx_status registry_usable(const char *function)
+epx_status registry_begin(const char *function)
 {
     if (generation)
         return fail(EPX_ERR_USAGE,
                     "%s: this process was forked from one that had groups, and cannot use EPX (start it by exec, or "
                     "fork before the first group)",
                     function);
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&lock);
+    changing++;
+    pthread_mutex_unlock(&lock);
     return EPX_OK;
+}
+
+void registry_end(void)
+{
+    pthread_mutex_lock(&lock);
+    changing -= changing > 0; /* 0: a child that a caller's all-gather has forked */
+    pthread_mutex_unlock(&lock);
 }
 
 /* ---- Objects -------------------------------------------------------------------------------------------------- */
@@ -129,10 +142,27 @@ int registry_remove(enum registry_kind kind, const void *object)
     return found != NULL;
 }
 
+epx_status registry_retire(enum registry_kind kind, const void *object, const char *function)
+{
+    struct entry *found;
+    int users;
+
+    pthread_mutex_lock(&lock);
+    found = *find(kind, object);
+    users = found ? found->users : 0;
+    if (!users)
+        found = unlink_entry(kind, object);
+    pthread_mutex_unlock(&lock);
+    if (users)
+        return fail(EPX_ERR_USAGE, "%s: %s: %d other threads are inside calls with it", function, names[kind], users);
+    free(found);
+    return EPX_OK;
+}
+
 enum found { FOUND, MISSING, FOREIGN };
 
-/* The object's group; with `enter`, this thread is inside it from now on. */
-static enum found look_up(enum registry_kind kind, const void *object, int enter, struct epx_group **group)
+/* The object's group. */
+static enum found look_up(enum registry_kind kind, const void *object, struct epx_group **group)
 {
     enum found result = MISSING;
     const struct entry *e;
@@ -142,8 +172,37 @@ static enum found look_up(enum registry_kind kind, const void *object, int enter
     if (e) {
         result = e->generation == generation ? FOUND : FOREIGN;
         *group = e->group;
-        if (result == FOUND && enter)
-            e->group->users++;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Call with the lock held. An object is destroyed by a thread that has its group's lock. Who has it too is safe; others
+ * keep the object from being destroyed: waits, and a call of another group with an event of this one. */
+static void hold(struct api_call *call, struct entry *e)
+{
+    if (e->kind == REGISTRY_GROUP || (!call->shared && (!call->group || call->group == e->group)))
+        return;
+    e->users++;
+    call->held[call->nheld++] = e;
+}
+
+/* The same, and this thread is inside the group from now on. */
+static enum found look_up_and_enter(struct api_call *call, enum registry_kind kind, const void *object,
+                                    struct epx_group **group)
+{
+    enum found result = MISSING;
+    struct entry *e;
+
+    pthread_mutex_lock(&lock);
+    e = *find(kind, object);
+    if (e) {
+        result = e->generation == generation ? FOUND : FOREIGN;
+        *group = e->group;
+    }
+    if (result == FOUND) {
+        e->group->users++;
+        hold(call, e);
     }
     pthread_mutex_unlock(&lock);
     return result;
@@ -165,6 +224,16 @@ static void leave(struct epx_group *group)
 {
     pthread_mutex_lock(&lock);
     group->users--;
+    pthread_mutex_unlock(&lock);
+}
+
+static void let_go(struct api_call *call)
+{
+    if (!call->nheld)
+        return;
+    pthread_mutex_lock(&lock);
+    while (call->nheld)
+        call->held[--call->nheld]->users--;
     pthread_mutex_unlock(&lock);
 }
 
@@ -209,6 +278,7 @@ void api_leave(struct api_call *call)
         trace_leave(call);
     if (call->locked)
         pthread_mutex_unlock(&call->group->calls);
+    let_go(call);
     if (call->group)
         leave(call->group);
     if (call->other)
@@ -254,7 +324,7 @@ epx_status api_enter(struct api_call *call, enum registry_kind kind, const void 
 
     if (!object)
         return fail(EPX_ERR_ARGUMENT, "%s: %s: expected a pointer, got NULL", function, names[kind]);
-    found = look_up(kind, object, 1, &group);
+    found = look_up_and_enter(call, kind, object, &group);
     if (found != FOUND)
         return complain(found, kind, object, function);
     if (call->group) { /* the second check of one call */
@@ -271,7 +341,7 @@ epx_status api_enter(struct api_call *call, enum registry_kind kind, const void 
     if (pthread_mutex_trylock(&group->calls) != 0) {
         status = lock_calls(group, function);
         /* The thread that was inside may have destroyed it. */
-        found = look_up(kind, object, 0, &group);
+        found = look_up(kind, object, &group);
     }
     call->locked = status == EPX_OK;
     if (status == EPX_OK && found != FOUND)
@@ -283,6 +353,14 @@ epx_status api_enter(struct api_call *call, enum registry_kind kind, const void 
     return status;
 }
 
+epx_status api_issue(struct api_call *call, const char *function)
+{
+    const epx_status status = lock_calls(call->group, function);
+
+    call->locked = status == EPX_OK;
+    return status;
+}
+
 /* Alone in the group: from now on nobody enters it. */
 static epx_status retire(struct api_call *call)
 {
@@ -291,8 +369,10 @@ static epx_status retire(struct api_call *call)
 
     pthread_mutex_lock(&lock);
     users = call->group->users;
-    if (users == 1)
+    if (users == 1) {
         found = unlink_entry(REGISTRY_GROUP, call->group);
+        changing++; /* until registry_end() */
+    }
     pthread_mutex_unlock(&lock);
     free(found);
     if (!found)
@@ -321,17 +401,35 @@ epx_status api_end(struct api_call *call)
     return status;
 }
 
-epx_status stream_check(const epx_group *group, epx_stream stream, const char *function)
+static epx_status judge_stream(const epx_group *group, epx_stream stream, enum found found,
+                               const struct epx_group *owner, const char *function)
 {
     const int own = group->device->ops->caps & DEVICE_HOST_ACCESS; /* all streams of this device are EPX's */
+
+    if (found == FOUND && owner != group)
+        return fail(EPX_ERR_ARGUMENT, "%s: stream: %p belongs to another group; expected one that this group created",
+                    function, stream);
+    return found == FOUND || !own ? EPX_OK : complain(found, REGISTRY_STREAM, stream, function);
+}
+
+epx_status stream_check(const epx_group *group, epx_stream stream, const char *function)
+{
+    struct epx_group *owner = NULL;
+
+    if (!stream)
+        return EPX_OK;
+    return judge_stream(group, stream, look_up(REGISTRY_STREAM, stream, &owner), owner, function);
+}
+
+epx_status stream_enter(struct api_call *call, epx_stream stream, const char *function)
+{
     struct epx_group *owner = NULL;
     enum found found;
 
     if (!stream)
         return EPX_OK;
-    found = look_up(REGISTRY_STREAM, stream, 0, &owner);
-    if (found == FOUND && owner != group)
-        return fail(EPX_ERR_ARGUMENT, "%s: stream: %p belongs to another group; expected one that this group created",
-                    function, stream);
-    return found == FOUND || !own ? EPX_OK : complain(found, REGISTRY_STREAM, stream, function);
+    found = look_up_and_enter(call, REGISTRY_STREAM, stream, &owner);
+    if (found == FOUND)
+        leave(owner);
+    return judge_stream(call->group, stream, found, owner, function);
 }

@@ -6,6 +6,7 @@
  *   a call that issues something   API_ISSUE   one thread at a time; others wait for it, at most the group's timeout
  *   a query, or a wait             API_WAIT    any number of threads, also beside one that issues
  *   epx_group_destroy                          refused while another thread is inside
+ *   epx_*_destroy of something else            refused while another thread waits for it, or asks after it
  *
  * A call enters with its first check and leaves when its function returns. In a child of fork() nothing that was made
  * before exists.
@@ -21,13 +22,23 @@ enum registry_kind { REGISTRY_GROUP, REGISTRY_HANDLE, REGISTRY_EVENT, REGISTRY_S
 epx_status registry_add(enum registry_kind kind, const void *object, struct epx_group *group);
 /* Non-zero if it was there. */
 int registry_remove(enum registry_kind kind, const void *object);
-/* EPX_ERR_USAGE: this process was forked from one that had groups, whose threads and descriptors it lacks. */
-epx_status registry_usable(const char *function);
+/* For the call that destroys an object: removed, so that nobody finds it any more; or EPX_ERR_USAGE: another thread is
+ * inside a call with it. */
+epx_status registry_retire(enum registry_kind kind, const void *object, const char *function);
+/* Around a call that makes or ends a group: a child that is forked meanwhile inherits locks that nobody releases, and
+ * cannot use EPX, as if the parent had a group. EPX_ERR_USAGE: this process was forked from one that had groups, whose
+ * threads and descriptors it lacks. */
+epx_status registry_begin(const char *function);
+void registry_end(void);
+
+struct entry;
 
 /* One call of the API on the stack of its thread. */
 struct api_call {
     struct epx_group *group, *other; /* entered; the second one by an event of another group */
     int shared, locked;
+    struct entry *held[2]; /* objects that nobody may destroy before the call ends */
+    int nheld;
     const char *function; /* of a call that is traced */
     int rank;
     uint64_t began_ns;
@@ -43,11 +54,15 @@ void api_leave(struct api_call *call);
 #define event_check(event, function) api_enter(&api_call, REGISTRY_EVENT, event, function)
 #define graph_check(graph, function) api_enter(&api_call, REGISTRY_GRAPH, graph, function)
 epx_status api_enter(struct api_call *call, enum registry_kind kind, const void *object, const char *function);
-/* epx_group_destroy: waits for the streams, and sees to it that nobody enters the group any more. EPX_ERR_USAGE:
- * another thread is inside. */
+/* A wait that has to do what only one thread may at a time. */
+epx_status api_issue(struct api_call *call, const char *function);
+/* epx_group_destroy: waits for the streams, and sees to it that nobody enters the group; registry_end() follows.
+ * EPX_ERR_USAGE: another thread is inside. */
 epx_status api_end(struct api_call *call);
 /* NULL is the default stream. A stream of another group is refused. A stream of a GPU that nobody has registered is the
  * caller's own. */
 epx_status stream_check(const epx_group *group, epx_stream stream, const char *function);
+/* The same for API_WAIT: nobody destroys the stream before the call ends. */
+epx_status stream_enter(struct api_call *call, epx_stream stream, const char *function);
 
 #endif

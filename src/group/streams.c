@@ -43,11 +43,12 @@ static epx_status destroy_owned(struct epx_group *group, struct owned_stream **l
     struct device_stream *stream = owned->stream;
     epx_status status = group->device->ops->stream_sync(group->device, stream); /* fails inside its own calls */
 
+    if (status == EPX_OK)
+        status = registry_retire(REGISTRY_STREAM, stream, "epx_stream_destroy");
     if (status != EPX_OK)
         return status;
     *link = owned->next;
     free(owned);
-    registry_remove(REGISTRY_STREAM, stream);
     if (group->last_stream == stream)
         group->last_stream = NULL;
     return group->device->ops->stream_destroy(group->device, stream);

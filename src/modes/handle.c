@@ -117,30 +117,43 @@ epx_status handle_check_tokens(const struct epx_handle *handle, const char *call
                 call, info->too_many_rank, info->too_many, handle->group->set.max_tokens);
 }
 
+uint64_t handle_updates(const struct epx_handle *handle)
+{
+    return __atomic_load_n(&handle->updates, __ATOMIC_ACQUIRE); /* pairs with the release in ht_update() */
+}
+
+/* Since the first call that waited for the last update. Several threads may wait, and one may queue another update. */
+static uint64_t waited_ns(struct epx_handle *handle, uint64_t now)
+{
+    const uint64_t since = __atomic_load_n(&handle->wait_since, __ATOMIC_RELAXED);
+
+    if (!since)
+        __atomic_store_n(&handle->wait_since, now, __ATOMIC_RELAXED);
+    return since && now > since ? now - since : 0;
+}
+
 epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint64_t max_us)
 {
     const uint64_t start = host_now_ns(), deadline = 4ull * (uint64_t)handle->group->set.timeout_ms * 1000000u;
 
-    if (!handle->wait_since)
-        handle->wait_since = start;
     for (;;) {
         epx_status status;
         for (int i = 0; i < UPDATE_LOOKS; i++)
             /* Pairs with the release of the notify kernel (hn_report_counts). */
-            if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) >= handle->updates)
+            if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) >= handle_updates(handle))
                 return handle_check_tokens(handle, call);
         status = group_usable(handle->group);
         if (status != EPX_OK)
             return status;
-        const uint64_t now = host_now_ns();
-        if (now - handle->wait_since > deadline) {
-            handle->wait_since = 0; /* a later call waits anew */
+        const uint64_t now = host_now_ns(), waited = waited_ns(handle, now);
+        if (waited > deadline) {
+            __atomic_store_n(&handle->wait_since, 0, __ATOMIC_RELAXED); /* a later call waits anew */
             return fail(EPX_ERR_TIMEOUT,
                         "%s: rank %d: the update did not run within %" PRIu64 " ms (is its stream blocked?)", call,
                         handle->group->rank, deadline / 1000000u);
         }
         if ((now - start) / 1000 >= max_us)
             return EPX_ERR_NOT_READY;
-        update_pause(handle, now - handle->wait_since);
+        update_pause(handle, waited);
     }
 }

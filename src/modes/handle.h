@@ -11,6 +11,9 @@ void handle_free(struct epx_handle *handle);
 void handles_free_all(struct epx_group *group);
 /* Low latency: what the next dispatch reads. */
 void handle_set_routing(struct epx_handle *handle, const epx_tensor *topk);
+/* How many were queued. Counts that were read from handle->info are those of one update if no other was queued
+ * meanwhile. */
+uint64_t handle_updates(const struct epx_handle *handle);
 /* High throughput: until the last update has exchanged counts, or for max_us: EPX_ERR_NOT_READY. */
 epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint64_t max_us);
 

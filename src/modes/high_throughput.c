@@ -87,13 +87,17 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.number = handle->updates + 1;
     if (p.drop & DROP_FLAT)
         status = drop_flat(handle, &p, stream);
-    if (status == EPX_OK)
-        status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
     if (status == EPX_OK) {
-        handle->updates++;
+        /* Before the kernel writes anything: pairs with the acquire in handle_updates(). */
+        __atomic_store_n(&handle->updates, handle->updates + 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&handle->wait_since, 0, __ATOMIC_RELAXED);
+        status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
+        if (status != EPX_OK)
+            __atomic_store_n(&handle->updates, handle->updates - 1, __ATOMIC_RELEASE);
+    }
+    if (status == EPX_OK) {
         handle->recorded |= group_captures(handle->group, stream);
-        handle->wait_since = 0;
-        handle->ntokens = topk->shape[0];
+        __atomic_store_n(&handle->ntokens, topk->shape[0], __ATOMIC_RELAXED); /* waits look at it */
         handle->expected_rows = info->expected_rows;
         handle->group->stats.ht_updates++;
     }
