@@ -250,6 +250,181 @@ static void a_call_behind_another_ends_though_the_clock_is_set(void **state)
     assert_int_equal(fixture_group_run(1, &config, waits_by_a_clock_that_nobody_sets, NULL), 0);
 }
 
+/* ---- Objects that another thread waits for ----------------------------------------------------------------------- */
+
+/* A thread that waits behind a call of the default stream, which ends when it is told to. */
+struct waiter {
+    struct fixture *s;
+    epx_event *event;
+    pthread_t thread;
+    atomic_int inside, go;
+    epx_status status;
+    int64_t rows;
+};
+
+static void wait_to_go(void *arg)
+{
+    struct waiter *w = arg;
+
+    while (!atomic_load(&w->go))
+        usleep(100);
+}
+
+static void *wait_for_the_event(void *arg)
+{
+    struct waiter *w = arg;
+
+    atomic_store(&w->inside, 1);
+    w->status = epx_event_sync(w->event);
+    return NULL;
+}
+
+static void *wait_for_counts(void *arg)
+{
+    struct waiter *w = arg;
+
+    atomic_store(&w->inside, 1);
+    w->status = epx_handle_recv_count(w->s->ht, &w->rows, NULL);
+    return NULL;
+}
+
+/* The thread is inside its call, as far as can be told. */
+static int start_waiter(struct waiter *w, void *(*wait)(void *))
+{
+    if (pthread_create(&w->thread, NULL, wait, w) != 0)
+        return fixture_fail(w->s, "a thread");
+    while (!atomic_load(&w->inside))
+        usleep(100);
+    usleep(20000);
+    return 0;
+}
+
+static void end_waiter(struct waiter *w)
+{
+    atomic_store(&w->go, 1);
+    pthread_join(w->thread, NULL);
+}
+
+static int destroys_what_is_waited_for(struct fixture *s)
+{
+    static const char *const words[] = {"event", "other threads", NULL};
+    struct waiter w = {.s = s};
+    int rc;
+
+    if (epx_event_create(s->group, &w.event) != EPX_OK || epx_stream_call(s->group, NULL, wait_to_go, &w) != EPX_OK ||
+        epx_event_record(w.event, NULL) != EPX_OK || start_waiter(&w, wait_for_the_event))
+        return fixture_fail(s, "an event");
+    rc = fixture_expect(s, "epx_event_destroy", epx_event_destroy(w.event), EPX_ERR_USAGE, words);
+    end_waiter(&w);
+    if (!rc && (w.status != EPX_OK || epx_event_destroy(w.event) != EPX_OK))
+        rc = fixture_fail(s, "the event that was waited for");
+    return rc || fixture_ll(s);
+}
+
+static void an_event_is_not_destroyed_under_a_wait(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, destroys_what_is_waited_for, NULL), 0);
+}
+
+/* Who waits for an update when another thread queues the next waits for that one. */
+static int updates_what_is_waited_for(struct fixture *s)
+{
+    struct waiter w = {.s = s};
+    epx_status status;
+
+    fixture_refill(s);
+    if (epx_stream_call(s->group, NULL, wait_to_go, &w) != EPX_OK ||
+        epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK || start_waiter(&w, wait_for_counts))
+        return fixture_fail(s, "an update");
+    status = epx_handle_update(s->ht, &s->idx, NULL, NULL);
+    usleep(5000);
+    end_waiter(&w);
+    if (status != EPX_OK || w.status != EPX_OK || w.rows != FIXTURE_TOKENS)
+        return fixture_fail(s, "the counts of the last update");
+    return fixture_ht(s);
+}
+
+static void a_wait_for_counts_goes_on_with_the_next_update(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, updates_what_is_waited_for, NULL), 0);
+}
+
+/* Kernels that were queued before the capture use the handle's tables. */
+static int destroys_under_a_capture(struct fixture *s)
+{
+    static const char *const words[] = {"captures a graph", NULL};
+    struct waiter w = {.s = s};
+    epx_graph *graph = NULL;
+    int rc;
+
+    fixture_refill(s);
+    if (epx_stream_call(s->group, NULL, wait_to_go, &w) != EPX_OK ||
+        epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK || epx_graph_begin(s->group, NULL) != EPX_OK)
+        return fixture_fail(s, "a capture");
+    rc = fixture_expect(s, "epx_handle_destroy", epx_handle_destroy(s->ht), EPX_ERR_USAGE, words);
+    atomic_store(&w.go, 1);
+    if (epx_graph_end(s->group, NULL, &graph) != EPX_OK || epx_graph_destroy(graph) != EPX_OK)
+        rc = fixture_fail(s, "the end of the capture");
+    return rc || fixture_ht(s);
+}
+
+static void a_handle_is_not_destroyed_under_a_capture(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, destroys_under_a_capture, NULL), 0);
+}
+
+/* ---- A thread that watches --------------------------------------------------------------------------------------- */
+
+struct watcher {
+    epx_group *group;
+    pthread_t thread;
+    atomic_int stop, lost; /* lost: the group had no network */
+};
+
+static void *watch(void *arg)
+{
+    struct watcher *w = arg;
+
+    while (!atomic_load(&w->stop)) {
+        epx_group_info info = EPX_GROUP_INFO_INIT;
+
+        (void)epx_group_error(w->group, NULL);
+        if (epx_group_query(w->group, &info) != EPX_OK || !strcmp(info.net_name, "none"))
+            atomic_store(&w->lost, 1);
+    }
+    return NULL;
+}
+
+/* It may look at the network while this thread closes and opens it. */
+static int recovers_beside_a_watcher(struct fixture *s)
+{
+    struct watcher w = {.group = s->group};
+    int rc = 0;
+
+    if (pthread_create(&w.thread, NULL, watch, &w) != 0)
+        return fixture_fail(s, "a thread");
+    for (int i = 0; i < 5 && !rc; i++)
+        rc = (s->rank == i % 2 && epx_group_abort(s->group, EPX_ERR_SYSTEM) != EPX_OK) || fixture_meet(s) ||
+             epx_group_error_clear(s->group) != EPX_OK;
+    atomic_store(&w.stop, 1);
+    pthread_join(w.thread, NULL);
+    if (rc || atomic_load(&w.lost))
+        return fixture_fail(s, rc ? "a recovery" : "a watcher found no network");
+    return fixture_ll(s);
+}
+
+static void a_group_recovers_beside_a_thread_that_watches(void **state)
+{
+    epx_group_config config = fixture_config(DEADLINE_MS);
+
+    (void)state;
+    config.ranks_per_node = 1;
+    assert_int_equal(fixture_run(2, &config, recovers_beside_a_watcher, NULL), 0);
+}
+
 /* ---- fork -------------------------------------------------------------------------------------------------------- */
 
 /* In the child: 0, or the number of the first call that did not refuse. */
@@ -303,6 +478,44 @@ static void a_child_of_fork_is_refused_and_the_parent_goes_on(void **state)
     assert_int_equal(fixture_run(2, NULL, forks, NULL), 0);
 }
 
+static void *create_alone(void *arg)
+{
+    const epx_group_config config = fixture_config(DEADLINE_MS);
+    epx_group *group = NULL;
+
+    *(epx_status *)arg = epx_group_create(&group, NULL, &config);
+    return NULL;
+}
+
+/* The thread that creates a group waits for another rank, which never comes, with locks that a child inherits. */
+static void a_child_that_is_forked_beside_a_creation_is_refused(void **state)
+{
+    epx_status status = EPX_OK;
+    pthread_t thread;
+    int rc = -1;
+    pid_t pid;
+
+    (void)state;
+    child_world(2);
+    setenv("RANK", "0", 1);
+    setenv("EPX_BOOT_TIMEOUT_MS", "400", 1);
+    assert_int_equal(pthread_create(&thread, NULL, create_alone, &status), 0);
+    usleep(50000);
+    pid = child_fork();
+    if (pid == 0) {
+        alarm(3);
+        create_alone(&status);
+        _exit(status == EPX_ERR_USAGE && strstr(epx_last_error(), "fork") ? 0 : 1);
+    }
+    assert_int_equal(waitpid(pid, &rc, 0), pid);
+    pthread_join(thread, NULL);
+    unsetenv("EPX_BOOT_TIMEOUT_MS");
+    assert_int_equal(rc, 0);
+    assert_int_equal(status, EPX_ERR_TIMEOUT);
+}
+
 UNIT_TESTS(a_stream_of_another_group_is_refused, a_group_is_used_by_several_threads,
-           a_group_is_not_destroyed_under_a_call, a_call_behind_another_ends_though_the_clock_is_set,
-           a_child_of_fork_is_refused_and_the_parent_goes_on)
+           a_group_is_not_destroyed_under_a_call, an_event_is_not_destroyed_under_a_wait,
+           a_wait_for_counts_goes_on_with_the_next_update, a_handle_is_not_destroyed_under_a_capture,
+           a_group_recovers_beside_a_thread_that_watches, a_call_behind_another_ends_though_the_clock_is_set,
+           a_child_of_fork_is_refused_and_the_parent_goes_on, a_child_that_is_forked_beside_a_creation_is_refused)
