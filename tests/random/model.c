@@ -92,7 +92,15 @@ static void drop_rows(struct routing *r, int rank)
         drop_zones(r, rank);
 }
 
-int routing_draw(struct routing *r, const struct plan *p, const struct handle_plan *h, uint64_t seed)
+/* Entry number i, of those that were drawn, names an expert of a masked rank. */
+static int belongs_to_masked(const struct routing *r, size_t i, const int *active)
+{
+    const int token = (int)(i / (size_t)r->h->K), rank = token / MOST_TOKENS;
+
+    return token % MOST_TOKENS < r->tokens[rank] && r->asked[i] >= 0 && !active[r->asked[i] / r->p->L];
+}
+
+int routing_draw(struct routing *r, const struct plan *p, const struct handle_plan *h, uint64_t seed, const int *active)
 {
     struct draw d = {seed};
     struct taste taste = {.holes = chance(&d, 50) ? 0 : draw(&d, 101),
@@ -102,15 +110,22 @@ int routing_draw(struct routing *r, const struct plan *p, const struct handle_pl
     const size_t bytes = (size_t)p->R * MOST_TOKENS * (size_t)h->K * sizeof(*r->idx);
 
     *r = (struct routing){.p = p, .h = h};
+    r->asked = calloc(1, bytes);
     r->idx = malloc(bytes);
     r->left = malloc(bytes);
-    if (!r->idx || !r->left)
+    if (!r->asked || !r->idx || !r->left)
         return -1;
     for (int rank = 0; rank < p->R; rank++) {
         r->tokens[rank] = draw_tokens(&d, p);
         for (int t = 0; t < r->tokens[rank]; t++)
-            draw_idx(&d, p, h->K, &taste, r->idx + (rank * MOST_TOKENS + t) * h->K);
+            draw_idx(&d, p, h->K, &taste, r->asked + (rank * MOST_TOKENS + t) * h->K);
+        if (!active[rank])
+            r->tokens[rank] = 0;
     }
+    memcpy(r->idx, r->asked, bytes);
+    for (size_t i = 0; i < bytes / sizeof(*r->idx); i++)
+        if (belongs_to_masked(r, i, active))
+            r->idx[i] = -1;
     memcpy(r->left, r->idx, bytes);
     for (int rank = 0; rank < p->R && h->drop; rank++) {
         r->given[rank] = chance(&d, 30) ? 1 + draw(&d, p->M * h->K + 9) : 0;
@@ -122,9 +137,10 @@ int routing_draw(struct routing *r, const struct plan *p, const struct handle_pl
 
 void routing_free(struct routing *r)
 {
+    free(r->asked);
     free(r->idx);
     free(r->left);
-    r->idx = r->left = NULL;
+    r->asked = r->idx = r->left = NULL;
 }
 
 const int32_t *routing_left(const struct routing *r, int rank, int token)

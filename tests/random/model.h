@@ -13,13 +13,16 @@ struct routing {
     const struct plan *p;
     const struct handle_plan *h;
     int tokens[MOST_RANKS];
-    int32_t *idx;          /* [R][MOST_TOKENS][K] */
+    int32_t *asked;        /* [R][MOST_TOKENS][K]: what ranks give */
+    int32_t *idx;          /* the same without entries of ranks that are masked */
     int32_t *left;         /* the same without entries whose rows are dropped */
     int drop[MOST_RANKS];  /* drop_rows of each rank; 0 = none */
     int given[MOST_RANKS]; /* by this update; 0 = those of the handle */
 };
 
-int routing_draw(struct routing *r, const struct plan *p, const struct handle_plan *h, uint64_t seed);
+/* active: by rank; a masked one has no tokens, and no expert. */
+int routing_draw(struct routing *r, const struct plan *p, const struct handle_plan *h, uint64_t seed,
+                 const int *active);
 void routing_free(struct routing *r);
 const int32_t *routing_idx(const struct routing *r, int rank, int token);
 const int32_t *routing_left(const struct routing *r, int rank, int token);

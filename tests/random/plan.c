@@ -108,6 +108,7 @@ struct state {
     int routed[MOST_HANDLES], dispatched[MOST_HANDLES];
     int staged[MOST_HANDLES], kind[MOST_HANDLES], number[MOST_HANDLES];
     int issued[MOST_GROUPS][2];
+    int masked[MOST_GROUPS], cleared[MOST_GROUPS];
 };
 
 static struct step *next_step(struct plan *p, struct draw *d, enum kind kind, int handle)
@@ -212,10 +213,55 @@ static void add_complete(struct plan *p, struct draw *d, struct state *at, int h
     at->staged[handle] = 0;
 }
 
+/* A step of all handles of a group, none of which has a staged operation. All need an update then. */
+static struct step *add_membership(struct plan *p, struct draw *d, struct state *at, enum kind kind, int handle)
+{
+    const int group = p->handle[handle].group;
+
+    for (int h = 0; h < p->nhandles; h++) {
+        if (p->handle[h].group != group)
+            continue;
+        if (at->staged[h])
+            add_complete(p, d, at, h);
+        at->routed[h] = at->dispatched[h] = 0;
+    }
+    at->masked[group] = kind != CLEAN;
+    at->cleared[group] = kind == CLEAR;
+    return next_step(p, d, kind, handle);
+}
+
+/* 0: this handle goes on as usual. */
+static int draw_membership(struct plan *p, struct draw *d, struct state *at, int handle)
+{
+    const int group = p->handle[handle].group;
+    struct step *s;
+
+    if (!p->mask || p->R < 2 || p->nsteps > MOST_STEPS / 2)
+        return at->masked[group] && !at->cleared[group] && !is_low(&p->handle[handle]);
+    if (!at->masked[group] && chance(d, 15)) {
+        s = add_membership(p, d, at, MASK, handle);
+        s->rank = draw(d, p->R);
+        s->again = chance(d, 25);
+        at->masked[group] = !s->again;
+        return 1;
+    }
+    if (at->masked[group] && chance(d, 20)) {
+        const int cleared = at->cleared[group];
+
+        s = add_membership(p, d, at, cleared || chance(d, 40) ? CLEAN : CLEAR, handle);
+        s->again = (s->kind == CLEAN && cleared) || chance(d, 40);
+        s->counts = chance(d, 50);
+        return 1;
+    }
+    return at->masked[group] && !at->cleared[group] && !is_low(&p->handle[handle]);
+}
+
 static void add_step(struct plan *p, struct draw *d, struct state *at)
 {
     const int handle = draw(d, p->nhandles), what = draw(d, 100);
 
+    if (draw_membership(p, d, at, handle))
+        return;
     if (what < 12)
         next_step(p, d, SYNC, handle);
     else if (at->staged[handle])
@@ -231,9 +277,10 @@ static void add_step(struct plan *p, struct draw *d, struct state *at)
 static void draw_steps(struct plan *p, struct draw *d)
 {
     const int steps = 3 + draw(d, 20);
-    struct state at = {{0}, {0}, {0}, {0}, {0}, {{0}}};
+    struct state at;
 
-    while (p->nsteps < steps)
+    memset(&at, 0, sizeof(at));
+    for (int i = 0; i < 2 * steps && p->nsteps < steps; i++)
         add_step(p, d, &at);
     for (int h = 0; h < p->nhandles; h++)
         if (at.staged[h])
@@ -298,7 +345,7 @@ void plan_draw(struct plan *p, uint64_t seed, int ranks, const char *net)
     p->ngroups = chance(&d, 20) ? 2 : 1;
     p->inflight = chance(&d, 50) ? 0 : 1 + draw(&d, 3);
     p->agents = 1 + draw(&d, 4);
-    p->mask = chance(&d, 15);
+    p->mask = chance(&d, 20);
     p->bounded = chance(&d, 40);
     p->ht_buffer = chance(&d, 40) ? 1 : 0;
     p->ht_node = chance(&d, 40) ? 1u << draw(&d, 18) : 0;
@@ -310,7 +357,7 @@ void plan_draw(struct plan *p, uint64_t seed, int ranks, const char *net)
 
 void plan_print(const struct plan *p, FILE *to)
 {
-    static const char *const kinds[] = {"update", "dispatch", "combine", "complete", "sync", "routes"};
+    static const char *const kinds[] = {"update", "dispatch", "combine", "complete", "sync", "mask", "clear", "clean"};
 
     fprintf(to, "  R %d per_node %d net '%s' E %d L %d M %d K %d bytes %d groups %d modes %u inflight %d agents %d ",
             p->R, p->per_node, p->net, p->E, p->L, p->M, p->K, p->bytes, p->ngroups, p->modes, p->inflight, p->agents);
@@ -337,6 +384,6 @@ void plan_print(const struct plan *p, FILE *to)
                                : "",
                     s->staged, s->backward, s->weights, s->idx, s->src, s->map, s->biases, s->skips, s->signals,
                     s->recv, s->sum);
-        fprintf(to, " expect %d if %d\n", s->expect, s->if_expected);
+        fprintf(to, " expect %d if %d rank %d again %d\n", s->expect, s->if_expected, s->rank, s->again);
     }
 }

@@ -39,7 +39,9 @@ static inline int chance(struct draw *d, int percent)
     return draw(d, 100) < percent;
 }
 
-enum kind { UPDATE, DISPATCH, COMBINE, COMPLETE, SYNC, ROUTES };
+/* MASK: all ranks but one mask that one, which does nothing until CLEAN, by all ranks. CLEAR: the others agree on the
+ * mask, for high throughput. */
+enum kind { UPDATE, DISPATCH, COMBINE, COMPLETE, SYNC, MASK, CLEAR, CLEAN };
 
 /* What travels. */
 struct format {
@@ -67,6 +69,9 @@ struct step {
     int counts;        /* UPDATE: the host waits for the number of rows */
     int expect;        /* UPDATE: ranks say how many rows they expect; 2: some of them too few */
     int if_expected;   /* DISPATCH: of such an update */
+    int rank;          /* MASK: which */
+    int again;         /* MASK: it becomes active again at once; CLEAR: by epx_mask_clean_active; CLEAN: ranks meet
+                          before it, as they must after CLEAR */
     int with_dispatch; /* UPDATE in low latency: the indices are given with the dispatch that follows */
 };
 

@@ -37,7 +37,7 @@ static int run_complete(struct rank *me, const struct step *s)
 static int run_sync(struct rank *me)
 {
     for (int g = 0; g < me->p->ngroups; g++)
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < 3 && me->active[g][me->rank]; i++)
             TRY(epx_stream_sync(me->group[g], me->stream[g][i]));
     for (int h = 0; h < me->p->nhandles; h++)
         if (me->h[h].staged)
@@ -52,6 +52,8 @@ static int run_step(struct rank *me, const struct step *s)
 {
     struct handle_run *h = &me->h[s->handle];
 
+    if (!me->active[me->p->handle[s->handle].group][me->rank] && s->kind < SYNC)
+        return 0;
     switch (s->kind) {
     case UPDATE:
         return run_update(me, s);
@@ -64,8 +66,10 @@ static int run_step(struct rank *me, const struct step *s)
     case COMPLETE:
         h->staged = 0;
         return run_complete(me, s);
-    default:
+    case SYNC:
         return run_sync(me);
+    default:
+        return run_membership(me, s);
     }
 }
 
@@ -138,6 +142,9 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     me->p = arg;
     me->rank = rank;
     me->d.state = workload_hash(me->p->seed, 100 + (uint64_t)rank);
+    me->boot = boot;
+    for (int i = 0; i < MOST_GROUPS * MOST_RANKS; i++)
+        me->active[i / MOST_RANKS][i % MOST_RANKS] = 1;
     if (open_rank(me, boot))
         exit(1); /* the others would wait for this one */
     for (me->at = 0; me->at < me->p->nsteps; me->at++)

@@ -38,6 +38,8 @@ struct rank {
     struct draw d;
     epx_group *group[MOST_GROUPS];
     epx_stream stream[MOST_GROUPS][3];
+    int active[MOST_GROUPS][MOST_RANKS]; /* 0: masked */
+    epx_bootstrap *boot;
     struct handle_run h[MOST_HANDLES];
     struct tensor *tensors;
 };
@@ -86,5 +88,8 @@ void tensors_free(struct rank *me);
 int run_update(struct rank *me, const struct step *s);
 int run_dispatch(struct rank *me, const struct step *s);
 int run_combine(struct rank *me, const struct step *s);
+/* MASK, CLEAR and CLEAN (membership.c). */
+int run_membership(struct rank *me, const struct step *s);
+int has_masked(const struct rank *me, int group);
 
 #endif

@@ -78,8 +78,8 @@ static epx_tensor *expect_relays(struct rank *me, const struct step *s, const st
     const struct plan *p = me->p;
     int64_t counts[MOST_RANKS] = {0};
 
-    /* Where nodes have different sizes, epx.h does not say which rank relays. */
-    if (!p->per_node || p->R % p->per_node)
+    /* Where nodes have different sizes, and where a rank is masked, epx.h does not say which rank relays. */
+    if (!p->per_node || p->R % p->per_node || has_masked(me, plan_of(me, s)->group))
         return NULL;
     for (int from = 0; from < p->R; from++)
         if (from % p->per_node == me->rank % p->per_node)
@@ -207,13 +207,13 @@ int run_update(struct rank *me, const struct step *s)
 
     routing_free(&run->routing);
     received_free(&run->received);
-    CHECK(!routing_draw(&run->routing, me->p, h, s->seed));
+    CHECK(!routing_draw(&run->routing, me->p, h, s->seed, me->active[h->group]));
     CHECK(!received_make(&run->received, &run->routing, me->rank));
     run->idx = idx = packed(me, s, "topk_idx", draw_index(me), 2, run->routing.tokens[me->rank], h->K, 0);
     CHECK(idx);
     for (int t = 0; t < run->routing.tokens[me->rank]; t++)
         for (int k = 0; k < h->K; k++)
-            tensor_give_int(idx, t * h->K + k, routing_idx(&run->routing, me->rank, t)[k]);
+            tensor_give_int(idx, t * h->K + k, run->routing.asked[(me->rank * MOST_TOKENS + t) * h->K + k]);
     run->fresh = is_low(h) && chance(&me->d, 50);
     if (is_low(h)) {
         if (!run->fresh)
