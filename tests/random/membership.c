@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that are masked, and become active again. */
 #include <stdlib.h>
+#include <time.h>
 
 #include "steps.h"
 
@@ -105,12 +106,69 @@ static int run_clear(struct rank *me, const struct step *s)
     return check_mask(me, s, all);
 }
 
+/* ---- Replacement ------------------------------------------------------------------------------------------------- */
+
+/* A rank ends, and another begins in its place, here in the same thread. */
+static int replace(struct rank *me, int group, const char *ticket)
+{
+    const epx_group_config config = group_config(me->p);
+
+    for (int i = 0; i < me->p->nhandles; i++)
+        if (me->p->handle[i].group == group)
+            me->h[i].idx = NULL;
+    if (run_sync(me))
+        return -1;
+    TRY(epx_group_destroy(me->group[group]));
+    if (meet(me))
+        return -1;
+    TRY(epx_group_join(&me->group[group], ticket, me->rank, &config, 0));
+    return open_handles(me, group);
+}
+
+/* The others: until it is there. */
+static int admit(struct rank *me, const struct step *s)
+{
+    const int group = plan_of(me, s)->group;
+    int32_t *mask = calloc((size_t)me->p->R, sizeof(*mask));
+
+    CHECK(mask && !meet(me));
+    for (int missing = 1; missing;) {
+        const struct timespec pause = {0, 2000000};
+
+        TRY(epx_mask_clean(me->group[group], stream_of(me, s)));
+        TRY(epx_mask_query(me->group[group], mask, stream_of(me, s)));
+        if (sync_all(me, group))
+            return -1;
+        missing = !mask[s->rank];
+        nanosleep(&pause, NULL);
+    }
+    free(mask);
+    return 0;
+}
+
+static int run_join(struct rank *me, const struct step *s)
+{
+    const int group = plan_of(me, s)->group;
+    char *ticket = malloc(EPX_TICKET_BYTES);
+    int rc;
+
+    CHECK(ticket);
+    TRY(epx_group_ticket(me->group[group], ticket, EPX_TICKET_BYTES));
+    if (sync_all(me, group) || meet(me))
+        return -1;
+    rc = me->rank == s->rank ? replace(me, group, ticket) : admit(me, s);
+    free(ticket);
+    return rc;
+}
+
 int run_membership(struct rank *me, const struct step *s)
 {
     const int group = plan_of(me, s)->group;
 
     if (s->kind == MASK)
         return run_mask(me, s);
+    if (s->kind == JOIN)
+        return run_join(me, s);
     if (s->kind == CLEAR)
         return run_clear(me, s);
     if ((me->active[group][me->rank] && sync_all(me, group)) || (s->again && meet(me)))

@@ -225,7 +225,7 @@ static struct step *add_membership(struct plan *p, struct draw *d, struct state 
             add_complete(p, d, at, h);
         at->routed[h] = at->dispatched[h] = 0;
     }
-    at->masked[group] = kind != CLEAN;
+    at->masked[group] = kind == MASK || kind == CLEAR;
     at->cleared[group] = kind == CLEAR;
     return next_step(p, d, kind, handle);
 }
@@ -243,6 +243,14 @@ static int draw_membership(struct plan *p, struct draw *d, struct state *at, int
         s->rank = draw(d, p->R);
         s->again = chance(d, 25);
         at->masked[group] = !s->again;
+        return 1;
+    }
+    if (!at->masked[group] && chance(d, 10)) {
+        for (int h = 0; h < p->nhandles; h++)
+            if (at->staged[h])
+                add_complete(p, d, at, h);
+        s = add_membership(p, d, at, JOIN, handle);
+        s->rank = draw(d, p->R);
         return 1;
     }
     if (at->masked[group] && chance(d, 20)) {
@@ -357,7 +365,8 @@ void plan_draw(struct plan *p, uint64_t seed, int ranks, const char *net)
 
 void plan_print(const struct plan *p, FILE *to)
 {
-    static const char *const kinds[] = {"update", "dispatch", "combine", "complete", "sync", "mask", "clear", "clean"};
+    static const char *const kinds[] = {"update", "dispatch", "combine", "complete", "sync",
+                                        "mask",   "clear",    "clean",   "join"};
 
     fprintf(to, "  R %d per_node %d net '%s' E %d L %d M %d K %d bytes %d groups %d modes %u inflight %d agents %d ",
             p->R, p->per_node, p->net, p->E, p->L, p->M, p->K, p->bytes, p->ngroups, p->modes, p->inflight, p->agents);

@@ -40,8 +40,8 @@ static inline int chance(struct draw *d, int percent)
 }
 
 /* MASK: all ranks but one mask that one, which does nothing until CLEAN, by all ranks. CLEAR: the others agree on the
- * mask, for high throughput. */
-enum kind { UPDATE, DISPATCH, COMBINE, COMPLETE, SYNC, MASK, CLEAR, CLEAN };
+ * mask, for high throughput. JOIN: one rank destroys its group, and another takes its place. */
+enum kind { UPDATE, DISPATCH, COMBINE, COMPLETE, SYNC, MASK, CLEAR, CLEAN, JOIN };
 
 /* What travels. */
 struct format {

@@ -34,7 +34,7 @@ static int run_complete(struct rank *me, const struct step *s)
     return 0;
 }
 
-static int run_sync(struct rank *me)
+int run_sync(struct rank *me)
 {
     for (int g = 0; g < me->p->ngroups; g++)
         for (int i = 0; i < 3 && me->active[g][me->rank]; i++)
@@ -73,7 +73,7 @@ static int run_step(struct rank *me, const struct step *s)
     }
 }
 
-static epx_group_config group_config(const struct plan *p)
+epx_group_config group_config(const struct plan *p)
 {
     epx_group_config c = EPX_GROUP_CONFIG_INIT;
 
@@ -97,26 +97,35 @@ static epx_group_config group_config(const struct plan *p)
     return c;
 }
 
-static int open_rank(struct rank *me, epx_bootstrap *boot)
+int open_handles(struct rank *me, int group)
 {
-    const epx_group_config config = group_config(me->p);
-
-    for (int g = 0; g < me->p->ngroups; g++) {
-        TRY(epx_group_create(&me->group[g], boot, &config));
-        for (int i = 1; i < 3; i++)
-            TRY(epx_stream_create(me->group[g], &me->stream[g][i]));
-    }
+    for (int i = 1; i < 3; i++)
+        TRY(epx_stream_create(me->group[group], &me->stream[group][i]));
     for (int i = 0; i < me->p->nhandles; i++) {
         const struct handle_plan *h = &me->p->handle[i];
         epx_handle_config c = EPX_HANDLE_CONFIG_INIT;
 
+        if (h->group != group)
+            continue;
         c.mode = h->mode;
         c.layout = h->layout;
         c.topk = h->K;
         c.expert_alignment = h->alignment;
         c.flags = h->flags;
         c.drop_rows = model_drop(me->p, h, me->rank);
-        TRY(epx_handle_create(&me->h[i].handle, me->group[h->group], &c));
+        TRY(epx_handle_create(&me->h[i].handle, me->group[group], &c));
+    }
+    return 0;
+}
+
+static int open_rank(struct rank *me, epx_bootstrap *boot)
+{
+    const epx_group_config config = group_config(me->p);
+
+    for (int g = 0; g < me->p->ngroups; g++) {
+        TRY(epx_group_create(&me->group[g], boot, &config));
+        if (open_handles(me, g))
+            return -1;
     }
     return 0;
 }

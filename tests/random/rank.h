@@ -88,7 +88,11 @@ void tensors_free(struct rank *me);
 int run_update(struct rank *me, const struct step *s);
 int run_dispatch(struct rank *me, const struct step *s);
 int run_combine(struct rank *me, const struct step *s);
-/* MASK, CLEAR and CLEAN (membership.c). */
+int run_sync(struct rank *me);
+epx_group_config group_config(const struct plan *p);
+/* The streams and handles of a group. */
+int open_handles(struct rank *me, int group);
+/* MASK, CLEAR, CLEAN and JOIN (membership.c). */
 int run_membership(struct rank *me, const struct step *s);
 int has_masked(const struct rank *me, int group);
 

@@ -63,7 +63,8 @@ int recv_buffer_tensor(struct rank *me, const struct step *s, int which, int dty
         TRY(epx_stream_sync(me->group[group], me->stream[group][i]));
     status = epx_handle_recv_tensor(me->h[s->handle].handle, (epx_recv_part)which, (epx_dtype)dtype, rows, columns, &t);
     *tensor = NULL;
-    if ((status == EPX_ERR_OVERFLOW && !p->bounded) || (status == EPX_ERR_ARGUMENT && !usual))
+    if ((status == EPX_ERR_OVERFLOW && (!p->bounded || rows > group_config(p).max_recv_tokens)) ||
+        (status == EPX_ERR_ARGUMENT && !usual))
         return 0;
     TRY(status);
     *tensor = tensor_wrap(me, which == EPX_RECV_TOKENS ? "recv_tensor: tokens" : "recv_tensor: scales", &t);

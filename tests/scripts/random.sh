@@ -18,5 +18,5 @@ run() { # programs at scale 1, network
 }
 
 # Not over ofi:shm: ranks are threads here, which it cannot connect (src/net/ofi/process.c).
-run 80 ofi:tcp
+run 65 ofi:tcp
 finish
