@@ -1,7 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Random programs for epx.h against a plain model of its rules: every byte of every tensor, and every status. More by
-# hand: build/tests/epx_random SEED COUNT [RANKS [NET]]. EPX_TEST_SEED: the first seed. ctest: cost=3 labels=processes
+# Random programs for epx.h against a plain model of its rules: every byte of every tensor, and every status. Thousands
+# by hand: build/tests/epx_random FIRST_SEED PROGRAMS [RANKS [NET]]; in a build with EPX_SANITIZE=address under
+# ASAN_OPTIONS=detect_leaks=0, for libfabric leaks. A failure prints its program; EPX_TEST_PRINT=1 prints all of them.
+# EPX_TEST_SEED: the first seed. ctest: cost=3 labels=processes
 set -u
 . "$(dirname "$0")/../lib/script.sh"
 no_leak_checks
