@@ -66,6 +66,16 @@ epx_group_config fixture_config_of(int timeout_ms, int experts, int tokens, int 
     return config;
 }
 
+epx_handle_config fixture_handle_config(epx_mode mode, epx_layout layout, int topk)
+{
+    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+
+    config.mode = mode;
+    config.layout = layout;
+    config.topk = topk;
+    return config;
+}
+
 static void make(epx_tensor *t, epx_dtype dtype, int ndim, int64_t d0, int64_t d1, int64_t d2)
 {
     int64_t n = d0 * (ndim > 1 ? d1 : 1) * (ndim > 2 ? d2 : 1);
@@ -122,18 +132,13 @@ void fixture_refill(struct fixture *s)
 
 static int open_handles(struct fixture *s, uint32_t modes)
 {
-    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+    const epx_handle_config ll = fixture_handle_config(EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, FIXTURE_TOPK);
+    const epx_handle_config ht = fixture_handle_config(EPX_HIGH_THROUGHPUT, EPX_FLAT, FIXTURE_TOPK);
 
-    config.topk = FIXTURE_TOPK;
-    config.mode = EPX_LOW_LATENCY;
-    config.layout = EPX_EXPERT_MAJOR;
-    if ((!modes || modes & EPX_LOW_LATENCY) &&
-        must(s, "epx_handle_create", epx_handle_create(&s->ll, s->group, &config)))
+    if ((!modes || modes & EPX_LOW_LATENCY) && must(s, "epx_handle_create", epx_handle_create(&s->ll, s->group, &ll)))
         return -1;
-    config.mode = EPX_HIGH_THROUGHPUT;
-    config.layout = EPX_FLAT;
     if (!modes || modes & EPX_HIGH_THROUGHPUT)
-        return must(s, "epx_handle_create", epx_handle_create(&s->ht, s->group, &config));
+        return must(s, "epx_handle_create", epx_handle_create(&s->ht, s->group, &ht));
     return 0;
 }
 

@@ -39,6 +39,8 @@ struct fixture {
 epx_group_config fixture_config(int timeout_ms);
 /* The same for a group of other sizes. */
 epx_group_config fixture_config_of(int timeout_ms, int experts, int tokens, int hidden_bytes, int topk);
+/* Of a handle, with all settings their defaults. */
+epx_handle_config fixture_handle_config(epx_mode mode, epx_layout layout, int topk);
 /* 0, or -1 with why filled; `config` may be NULL. */
 int fixture_open(struct fixture *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config);
 /* The same by epx_group_join. */

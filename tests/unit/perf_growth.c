@@ -59,7 +59,8 @@ static int make_group(struct job *j)
     const struct setting *s = j->set;
     const size_t rows = (size_t)s->ranks * (size_t)s->tokens;
     epx_group_config config = fixture_config_of(100000, s->ranks, s->tokens, s->hidden * 2, TOPK);
-    epx_handle_config hc = EPX_HANDLE_CONFIG_INIT;
+    const epx_handle_config hc = fixture_handle_config(s->ht ? EPX_HIGH_THROUGHPUT : EPX_LOW_LATENCY,
+                                                       s->ht && !s->by_expert ? EPX_FLAT : EPX_EXPERT_MAJOR, TOPK);
 
     config.ranks_per_node = s->per_node;
     config.num_agents = 1;
@@ -67,9 +68,6 @@ static int make_group(struct job *j)
     config.alloc_bytes =
         rows * ((size_t)s->hidden * 2 + TOPK * 12) + ((size_t)s->tokens * (size_t)s->hidden * 4) + (4 << 20);
     snprintf(config.net, sizeof(config.net), "ofi:tcp");
-    hc.topk = TOPK;
-    hc.mode = s->ht ? EPX_HIGH_THROUGHPUT : EPX_LOW_LATENCY;
-    hc.layout = s->ht && !s->by_expert ? EPX_FLAT : EPX_EXPERT_MAJOR;
     return epx_group_create(&j->group, NULL, &config) != EPX_OK ||
            epx_handle_create(&j->handle, j->group, &hc) != EPX_OK;
 }

@@ -142,13 +142,10 @@ static int future_structs(struct fixture *s)
     struct {
         epx_handle_config known;
         uint64_t unknown;
-    } future = {.known = EPX_HANDLE_CONFIG_INIT};
+    } future = {.known = fixture_handle_config(EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, FIXTURE_TOPK)};
     epx_handle *handle = NULL;
 
     future.known.size = sizeof(future);
-    future.known.mode = EPX_LOW_LATENCY;
-    future.known.layout = EPX_EXPERT_MAJOR;
-    future.known.topk = FIXTURE_TOPK;
     ACCEPTED(epx_handle_create(&handle, s->group, &future.known));
     ACCEPTED(epx_handle_destroy(handle));
     future.unknown = 1;

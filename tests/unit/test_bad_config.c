@@ -11,8 +11,7 @@
 
 static int handle_configs(struct fixture *s)
 {
-    const epx_handle_config good = {
-        .size = sizeof(good), .mode = EPX_HIGH_THROUGHPUT, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
+    const epx_handle_config good = fixture_handle_config(EPX_HIGH_THROUGHPUT, EPX_EXPERT_MAJOR, FIXTURE_TOPK);
     epx_handle_config c = good;
     epx_handle *h = NULL;
 
@@ -354,7 +353,7 @@ static int edge_rows(struct fixture *s)
                tr = epx_tensor_make(rows, EPX_BF16, 3, L, n, EDGE_HIDDEN, 0),
                tc = epx_tensor_make(counts, EPX_INT32, 1, L, 0, 0, 0),
                ty = epx_tensor_make(y, EPX_BF16, 2, 1, EDGE_HIDDEN, 0, 0);
-    epx_handle_config hc = {.size = sizeof(hc), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = 2};
+    epx_handle_config hc = fixture_handle_config(EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 2);
     epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
     epx_layout_info info = EPX_LAYOUT_INFO_INIT;

@@ -9,8 +9,7 @@
 
 static int destroyed(struct fixture *s)
 {
-    epx_handle_config config = {
-        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
+    epx_handle_config config = fixture_handle_config(EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, FIXTURE_TOPK);
     epx_handle *h;
     epx_event *event;
     void *p;
@@ -35,8 +34,7 @@ static int destroyed(struct fixture *s)
 
 static int wrong_order(struct fixture *s)
 {
-    epx_handle_config config = {
-        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
+    epx_handle_config config = fixture_handle_config(EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, FIXTURE_TOPK);
     epx_dispatch_config backward = EPX_DISPATCH_CONFIG_INIT;
     epx_handle *h;
     int64_t rows;
@@ -86,8 +84,7 @@ static int refused_with_a_routing(struct fixture *s)
 /* Two may be in flight; the third is refused, and works once one of them is complete. */
 static int staged_too_often(struct fixture *s)
 {
-    epx_handle_config config = {
-        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
+    epx_handle_config config = fixture_handle_config(EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, FIXTURE_TOPK);
     epx_dispatch_config send_only = EPX_DISPATCH_CONFIG_INIT;
     epx_handle *h[3];
 
@@ -154,8 +151,7 @@ static void a_group_ends_after_its_streams(void **state)
 /* What one rank's handle says and the others' do not is found by the first operation that needs it, on all ranks. */
 static int handles_differ(struct fixture *s, int32_t layout, const char *word)
 {
-    epx_handle_config config = {
-        .size = sizeof(config), .mode = EPX_HIGH_THROUGHPUT, .layout = layout, .topk = FIXTURE_TOPK};
+    epx_handle_config config = fixture_handle_config(EPX_HIGH_THROUGHPUT, layout, FIXTURE_TOPK);
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
     epx_handle *h;
     epx_status status;

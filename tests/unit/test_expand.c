@@ -446,12 +446,9 @@ static int all_sums(struct state *s)
 
 static int begin_layout(struct state *s, int expand)
 {
-    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+    epx_handle_config config = fixture_handle_config(EPX_HIGH_THROUGHPUT, expand ? EPX_EXPERT_MAJOR : EPX_FLAT, TOPK);
 
     s->expand = expand;
-    config.mode = EPX_HIGH_THROUGHPUT;
-    config.layout = expand ? EPX_EXPERT_MAJOR : EPX_FLAT;
-    config.topk = TOPK;
     config.expert_alignment = ALIGN;
     config.flags = expand ? EPX_HANDLE_SOURCE_MAP : 0;
     if (epx_handle_create(&s->handle, s->group, &config) != EPX_OK || dispatch(s))
@@ -536,14 +533,11 @@ static int dropped(struct state *s, int later, int most)
     epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
     epx_dispatch_config dispatch = EPX_DISPATCH_CONFIG_INIT;
-    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+    epx_handle_config config = fixture_handle_config(EPX_HIGH_THROUGHPUT, EPX_EXPERT_MAJOR, TOPK);
     int fits = -1;
 
     s->expand = 1;
     s->drop = most;
-    config.mode = EPX_HIGH_THROUGHPUT;
-    config.layout = EPX_EXPERT_MAJOR;
-    config.topk = TOPK;
     config.expert_alignment = ALIGN;
     config.flags = EPX_HANDLE_SOURCE_MAP;
     config.drop_rows = later ? INT32_MAX : s->drop + s->rank;

@@ -146,8 +146,7 @@ static epx_status dispatch_again(struct fixture *s)
 /* A dispatch that is staged, in one of two slots, and a graph of `count` dispatches. */
 static int stage_and_record(struct fixture *s, epx_handle **staged, epx_graph **graph, int count)
 {
-    const epx_handle_config as_ll = {
-        .size = sizeof(as_ll), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
+    const epx_handle_config as_ll = fixture_handle_config(EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, FIXTURE_TOPK);
     epx_dispatch_config send_only = EPX_DISPATCH_CONFIG_INIT;
 
     send_only.send_only = 1;

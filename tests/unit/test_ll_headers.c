@@ -63,11 +63,8 @@ static epx_group_config config_of(int experts)
 
 static int open_handle(struct run *r, epx_group *group)
 {
-    epx_handle_config handle = EPX_HANDLE_CONFIG_INIT;
+    const epx_handle_config handle = fixture_handle_config(EPX_LOW_LATENCY, EPX_RANK_MAJOR, TOPK);
 
-    handle.topk = TOPK;
-    handle.mode = EPX_LOW_LATENCY;
-    handle.layout = EPX_RANK_MAJOR;
     r->group = group;
     return epx_handle_create(&r->handle, group, &handle) != EPX_OK;
 }

@@ -92,13 +92,10 @@ static int combine_in_halves(struct fixture *s, epx_handle *const *handles, int 
 
 static int combine_again_and_again(struct fixture *s)
 {
-    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+    const epx_handle_config config = fixture_handle_config(EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, FIXTURE_TOPK);
     epx_handle *handles[HANDLES] = {s->ll, NULL};
     int rc;
 
-    config.mode = EPX_LOW_LATENCY;
-    config.layout = EPX_EXPERT_MAJOR;
-    config.topk = FIXTURE_TOPK;
     if (epx_handle_create(&handles[1], s->group, &config) != EPX_OK)
         return fixture_fail(s, "epx_handle_create");
     fixture_refill(s);

@@ -58,15 +58,12 @@ static int run_rounds(const struct load_case *c, int rank, epx_group *group)
                                         .topk = TOPK,
                                         .experts = EXPERTS,
                                         .alignment = 1};
-    epx_handle_config handle_config = EPX_HANDLE_CONFIG_INIT;
+    const epx_handle_config handle_config = fixture_handle_config(c->mode, config.layout, TOPK);
     struct bench_work *work = calloc(1, sizeof(*work));
     epx_handle *handle = NULL;
     struct mismatch m;
     int rc = -1;
 
-    handle_config.mode = c->mode;
-    handle_config.layout = config.layout;
-    handle_config.topk = TOPK;
     if (!work || epx_handle_create(&handle, group, &handle_config) != EPX_OK ||
         bench_work_open(work, &config, rank, take, group))
         return -1;

@@ -107,12 +107,9 @@ static int exchange(struct worker *w, epx_handle *handle)
 static void *work(void *arg)
 {
     struct worker *w = arg;
-    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+    const epx_handle_config config = fixture_handle_config(EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, FIXTURE_TOPK);
     epx_stats stats = EPX_STATS_INIT;
 
-    config.mode = EPX_LOW_LATENCY;
-    config.layout = EPX_EXPERT_MAJOR;
-    config.topk = FIXTURE_TOPK;
     for (int i = 0; i < ROUNDS && !w->why[0]; i++) {
         epx_handle *handle = NULL;
         epx_stream stream = NULL;
