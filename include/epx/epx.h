@@ -338,7 +338,8 @@ EPX_API epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, ep
  * epx_complete. A launch whose low-latency operations would wait for the slot of one that is staged outside of the
  * graph is refused (EPX_ERR_BUSY); launches by the vendor's calls reach their deadline there. epx_graph_end ends the
  * recording also when it fails. A graph belongs to its group; what it uses must live as long. Programs on a GPU may as
- * well capture streams of their own by the vendor's calls.
+ * well capture streams of their own by the vendor's calls. Operations of a group that one capture takes from several
+ * streams run one after the other, in the order of their calls.
  */
 EPX_API epx_status epx_graph_begin(epx_group *group, epx_stream stream);
 EPX_API epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph);

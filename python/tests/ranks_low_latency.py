@@ -368,6 +368,15 @@ def test_both_modes_on_one_buffer(world: World) -> None:
         check_one(world, buffer, Work(buffer.group_size, 12, 256, 2 * buffer.group_size, 3, seed=60 + seed), 16, "fp8")
 
 
+def weighted(work: Work, rank: int) -> torch.Tensor:
+    """The sums of a rank whose experts have returned its rows as they came."""
+    total = torch.zeros(work.x[rank].shape)
+    for k in range(work.topk):
+        weight = torch.where(work.idx[rank][:, k:k + 1] >= 0, work.weights[rank][:, k:k + 1], 0.0)
+        total += weight * work.x[rank].float()
+    return total.bfloat16()
+
+
 def test_graph(world: World) -> None:
     """A captured dispatch and combine, replayed with other tokens and other routing in the same tensors, also after a
     larger group has replaced that of the graph."""
@@ -396,13 +405,44 @@ def test_graph(world: World) -> None:
         idx.copy_(work.idx[me])
         weights.copy_(work.weights[me])
         graph.replay()
-        expected = torch.zeros(work.x[me].shape)
-        for k in range(work.topk):
-            weight = torch.where(work.idx[me][:, k:k + 1] >= 0, work.weights[me][:, k:k + 1], 0.0)
-            expected += weight * work.x[me].float()
-        assert calc_diff(combined.cpu(), expected.bfloat16()) < 1e-5
+        assert calc_diff(combined.cpu(), weighted(work, me)) < 1e-5
         check_one(world, buffer, work, most)  # between replays, with handles of its own
         check_one(world, buffer, Work(world.nranks, 12, 1024, work.experts, 3, seed=84), most)
+
+
+def test_graph_with_two_streams(world: World) -> None:
+    """Two batches in one graph, one of them on the communication stream. The branches of a graph run side by side; the
+    operations of a group begin in the same order on all ranks nevertheless."""
+    world.only("cuda")
+    buffer, me = world.buffer(), world.rank
+    works = [Work(world.nranks, 12, hidden, 2 * world.nranks, 3, seed=hidden, uneven=False) for hidden in (256, 128)]
+    x, idx, weights = ([world.to(t[me]) for t in of] for of in zip(*((w.x, w.idx, w.weights) for w in works)))
+
+    def both() -> List[torch.Tensor]:
+        first, second = (buffer.low_latency_dispatch(
+            x[i], idx[i], 16, works[i].experts, use_fp8=False, async_finish=i == 0, return_recv_hook=i == 1)
+            for i in range(2))
+        second[4]()
+        first[3].current_stream_wait()
+        back = [buffer.low_latency_combine(sent[0], idx[i], weights[i], sent[2], async_finish=i == 0,
+                                           return_recv_hook=i == 1) for i, sent in enumerate((first, second))]
+        back[1][2]()
+        back[0][1].current_stream_wait()
+        return [combined for combined, _event, _hook in back]
+
+    both()
+    torch.cuda.synchronize()
+    world.meet()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sums = both()
+    world.meet()
+    for _ in range(20):
+        for combined in sums:
+            combined.zero_()
+        graph.replay()
+        for combined, work in zip(sums, works):
+            assert calc_diff(combined.cpu(), weighted(work, me)) < 1e-5
 
 
 def test_a_graph_keeps_its_group(world: World) -> None:

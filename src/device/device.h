@@ -114,8 +114,8 @@ struct device_ops {
     epx_status (*stream_destroy)(struct device *device, struct device_stream *stream); /* after its work is done */
     epx_status (*stream_sync)(struct device *device, struct device_stream *stream);
     epx_status (*stream_query)(struct device *device, struct device_stream *stream); /* EPX_OK or EPX_ERR_NOT_READY */
-    /* 1 = what it is given is recorded into a graph, to run later. */
-    int (*stream_captures)(struct device *device, struct device_stream *stream);
+    /* Not 0 = what it is given is recorded into a graph, to run later: the number of that capture, never used again. */
+    uint64_t (*stream_captures)(struct device *device, struct device_stream *stream);
     epx_status (*stream_call)(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg);
     epx_status (*stream_wait)(struct device *device, struct device_stream *stream, struct device_event *event);
     /* Copies in stream order. */

@@ -4,24 +4,43 @@
 
 #include "util/trace.h"
 
-epx_status launch_order(struct epx_group *group, struct device_stream **stream)
+/* What `stream` is given from now on runs after what `earlier` has been given. */
+static epx_status put_after(struct epx_group *group, struct device_stream *stream, struct device_stream *earlier)
 {
     const struct device_ops *ops = group->device->ops;
     epx_status status = EPX_OK;
 
+    if (!earlier || earlier == stream)
+        return EPX_OK;
+    status = ops->event_record(group->device, group->order_event, earlier);
+    return status == EPX_OK ? ops->stream_wait(group->device, stream, group->order_event) : status;
+}
+
+/* The caller decides when a graph runs: it does not wait for work that is queued now, and later work does not wait for
+ * it. Within it the operations keep the order of their calls, on whatever streams: kernels count operations when they
+ * run, and branches of a graph that run side by side would begin in another order on each rank. */
+static epx_status order_captured(struct epx_group *group, struct device_stream *stream, uint64_t capture)
+{
+    epx_status status = EPX_OK;
+
+    if (group->captured_in == capture)
+        status = put_after(group, stream, group->captured_stream);
+    group->captured_in = capture;
+    group->captured_stream = stream;
+    return status;
+}
+
+epx_status launch_order(struct epx_group *group, struct device_stream **stream)
+{
+    epx_status status;
+    uint64_t capture;
+
     if (!*stream)
         *stream = group->default_stream;
-    if (group->last_stream == *stream)
-        return EPX_OK;
-    /* The caller decides when a graph runs: it does not wait for work that is queued now, and later work does not
-     * wait for it. */
-    if (ops->stream_captures(group->device, *stream))
-        return EPX_OK;
-    if (group->last_stream) {
-        status = ops->event_record(group->device, group->order_event, group->last_stream);
-        if (status == EPX_OK)
-            status = ops->stream_wait(group->device, *stream, group->order_event);
-    }
+    capture = group->device->ops->stream_captures(group->device, *stream);
+    if (capture)
+        return order_captured(group, *stream, capture);
+    status = put_after(group, *stream, group->last_stream);
     if (status == EPX_OK)
         group->last_stream = *stream;
     return status;

@@ -5,7 +5,7 @@
 #include "group/objects.h"
 
 /* Puts *stream (NULL = the default stream) after the group's previous operation, and remembers it. A stream that
- * captures is left alone. */
+ * captures is put after the group's previous operation in the same capture alone. */
 epx_status launch_order(struct epx_group *group, struct device_stream **stream);
 
 /* Launches a kernel on `stream` (NULL = the default stream), after the group's previous operation. */

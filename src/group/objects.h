@@ -111,6 +111,8 @@ struct epx_group {
     struct device_stream
         *last_stream; /* of the last operation; operations of a group run in the order of their calls */
     struct device_event *order_event;
+    struct device_stream *captured_stream; /* of the last operation that was captured, and in which capture */
+    uint64_t captured_in;
     struct kept_rows *kept_rows; /* the largest first */
     int all_trace;               /* EPX_TRACE is set on all ranks */
     struct group_marks marks;
@@ -184,7 +186,7 @@ static inline struct device_stream *group_stream(const struct epx_group *group, 
 /* Does the stream record a graph? */
 static inline int group_captures(const struct epx_group *group, epx_stream stream)
 {
-    return group->device->ops->stream_captures(group->device, group_stream(group, stream));
+    return group->device->ops->stream_captures(group->device, group_stream(group, stream)) != 0;
 }
 
 #endif

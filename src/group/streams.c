@@ -51,6 +51,8 @@ static epx_status destroy_owned(struct epx_group *group, struct owned_stream **l
     free(owned);
     if (group->last_stream == stream)
         group->last_stream = NULL;
+    if (group->captured_stream == stream)
+        group->captured_stream = NULL;
     return group->device->ops->stream_destroy(group->device, stream);
 }
 

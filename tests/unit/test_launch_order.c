@@ -9,7 +9,7 @@
 #define STREAM(n) ((struct device_stream *)(uintptr_t)(n))
 
 static char story[256];
-static int captured;
+static uint64_t capture_of[10]; /* of each stream; 0: none */
 
 static void tell(const char *what, struct device_stream *stream)
 {
@@ -50,10 +50,10 @@ static epx_status launch(struct device *device, struct device_stream *stream, en
     return EPX_OK;
 }
 
-static int captures(struct device *device, struct device_stream *stream)
+static uint64_t captures(struct device *device, struct device_stream *stream)
 {
     (void)device;
-    return (int)(uintptr_t)stream == captured;
+    return capture_of[(uintptr_t)stream];
 }
 
 static const struct device_ops fake_ops = {
@@ -72,7 +72,7 @@ static void test_streams_wait_for_each_other(void **state)
     struct epx_group group = {.device = &fake};
 
     (void)state;
-    captured = 0;
+    memset(capture_of, 0, sizeof(capture_of));
     run(&group, (const int[]){1, 1, 2, 1, 0});
     assert_string_equal(story, "l1 l1 r1 w2 l2 r2 w1 l1 ");
 }
@@ -83,10 +83,28 @@ static void test_captured_stream_stands_apart(void **state)
     struct epx_group group = {.device = &fake};
 
     (void)state;
-    captured = 3;
+    memset(capture_of, 0, sizeof(capture_of));
+    capture_of[3] = 7;
     run(&group, (const int[]){1, 3, 3, 1, 2, 0});
     assert_string_equal(story, "l1 l3 l3 l1 r1 w2 l2 ");
     assert_ptr_equal(group.last_stream, STREAM(2));
 }
 
-UNIT_TESTS(test_streams_wait_for_each_other, test_captured_stream_stands_apart)
+/* Kernels count operations when they run: two branches of a graph would do so in another order on each rank. */
+static void test_streams_of_one_capture_wait_for_each_other(void **state)
+{
+    struct epx_group group = {.device = &fake};
+
+    (void)state;
+    memset(capture_of, 0, sizeof(capture_of));
+    capture_of[3] = capture_of[4] = 7;
+    capture_of[5] = 8;
+    run(&group, (const int[]){1, 3, 4, 4, 3, 5, 1, 0}); /* 5 is of another capture, 1 of none */
+    assert_string_equal(story, "l1 l3 r3 w4 l4 l4 r4 w3 l3 l5 l1 ");
+    capture_of[3] = capture_of[4] = 9; /* the next capture of the same streams */
+    run(&group, (const int[]){4, 3, 0});
+    assert_string_equal(story, "l4 r4 w3 l3 ");
+}
+
+UNIT_TESTS(test_streams_wait_for_each_other, test_captured_stream_stands_apart,
+           test_streams_of_one_capture_wait_for_each_other)

@@ -125,11 +125,11 @@ static void region_close(struct device *device, const struct heap_export *region
     __atomic_fetch_add(&world.closed, 1, __ATOMIC_RELAXED);
 }
 
-static int stream_captures(struct device *device, struct device_stream *stream)
+static uint64_t stream_captures(struct device *device, struct device_stream *stream)
 {
     (void)device;
     (void)stream;
-    return pretend_capture;
+    return (uint64_t)pretend_capture;
 }
 
 static uint64_t now_ns(void)

@@ -67,7 +67,7 @@ epx_status cpu_stream_create(struct device *device, struct device_stream **strea
 epx_status cpu_stream_destroy(struct device *device, struct device_stream *stream);
 epx_status cpu_stream_sync(struct device *device, struct device_stream *stream);
 epx_status cpu_stream_query(struct device *device, struct device_stream *stream);
-int cpu_stream_captures(struct device *device, struct device_stream *stream);
+uint64_t cpu_stream_captures(struct device *device, struct device_stream *stream);
 epx_status cpu_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg);
 epx_status cpu_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event);
 epx_status cpu_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,
@@ -119,7 +119,7 @@ epx_status cpu_timers_create(struct device *device, int count, struct device_tim
 void cpu_timers_destroy(struct device *device, struct device_timers *timers);
 epx_status cpu_timers_record(struct device *device, struct device_timers *timers, int i, struct device_stream *stream);
 epx_status cpu_timers_elapsed(struct device *device, struct device_timers *timers, int from, int to, double *us);
-int no_captures(struct device *device, struct device_stream *stream);
+uint64_t no_captures(struct device *device, struct device_stream *stream);
 epx_status no_graph_begin(struct device *device, struct device_stream *stream);
 epx_status no_graph_end(struct device *device, struct device_stream *stream, struct device_graph **graph);
 epx_status no_graph_launch(struct device *device, struct device_graph *graph, struct device_stream *stream);

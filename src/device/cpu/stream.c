@@ -71,6 +71,7 @@ struct task_list {
 };
 
 struct device_graph {
+    uint64_t number; /* of its capture */
     struct task_list tasks;
 };
 
@@ -200,15 +201,15 @@ epx_status cpu_stream_sync(struct device *device, struct device_stream *stream)
     return EPX_OK;
 }
 
-int cpu_stream_captures(struct device *device, struct device_stream *stream)
+uint64_t cpu_stream_captures(struct device *device, struct device_stream *stream)
 {
-    int captures;
+    uint64_t number;
 
     (void)device;
     pthread_mutex_lock(&stream->lock);
-    captures = stream->capture != NULL;
+    number = stream->capture ? stream->capture->number : 0;
     pthread_mutex_unlock(&stream->lock);
-    return captures;
+    return number;
 }
 
 epx_status cpu_stream_query(struct device *device, struct device_stream *stream)
@@ -395,12 +396,14 @@ epx_status cpu_stream_wait(struct device *device, struct device_stream *stream, 
 
 epx_status cpu_graph_begin(struct device *device, struct device_stream *stream)
 {
+    static uint64_t captures;
     struct device_graph *graph = calloc(1, sizeof(*graph));
     int busy;
 
     (void)device;
     if (!graph)
         return fail(EPX_ERR_MEMORY, "cpu device: no memory for a graph");
+    graph->number = __atomic_add_fetch(&captures, 1, __ATOMIC_RELAXED);
     pthread_mutex_lock(&stream->lock);
     busy = stream->capture != NULL;
     if (!busy)

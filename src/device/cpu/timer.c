@@ -58,7 +58,7 @@ static epx_status no_graphs(struct device *device)
     return fail(EPX_ERR_UNSUPPORTED, "device %s: it has no graphs", device->ops->name);
 }
 
-int no_captures(struct device *device, struct device_stream *stream)
+uint64_t no_captures(struct device *device, struct device_stream *stream)
 {
     (void)device;
     (void)stream;

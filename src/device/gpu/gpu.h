@@ -91,7 +91,7 @@ epx_status gpu_stream_create(struct device *device, struct device_stream **strea
 epx_status gpu_stream_destroy(struct device *device, struct device_stream *stream);
 epx_status gpu_stream_sync(struct device *device, struct device_stream *stream);
 epx_status gpu_stream_query(struct device *device, struct device_stream *stream);
-int gpu_stream_captures(struct device *device, struct device_stream *stream);
+uint64_t gpu_stream_captures(struct device *device, struct device_stream *stream);
 epx_status gpu_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg);
 epx_status gpu_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event);
 epx_status gpu_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,

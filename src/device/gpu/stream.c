@@ -104,12 +104,26 @@ epx_status gpu_stream_query(struct device *device, struct device_stream *stream)
     return EPX_ERR_NOT_READY;
 }
 
-int gpu_stream_captures(struct device *device, struct device_stream *stream)
+/* The call has had three signatures; the last arguments are what else may be asked. */
+static cudaError_t capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *number)
 {
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+#if defined(CUDART_VERSION) && CUDART_VERSION >= 13000
+    return cudaStreamGetCaptureInfo(stream, status, number, NULL, NULL, NULL, NULL);
+#elif defined(CUDART_VERSION) && CUDART_VERSION >= 12000
+    return cudaStreamGetCaptureInfo(stream, status, number, NULL, NULL, NULL);
+#else
+    return cudaStreamGetCaptureInfo(stream, status, number);
+#endif
+}
 
-    return gpu_use(device) == EPX_OK && cudaStreamIsCapturing(stream_of(stream), &capture) == cudaSuccess &&
-           capture != cudaStreamCaptureStatusNone;
+uint64_t gpu_stream_captures(struct device *device, struct device_stream *stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long number = 0;
+
+    if (gpu_use(device) != EPX_OK || capture_info(stream_of(stream), &status, &number) != cudaSuccess)
+        return 0;
+    return status == cudaStreamCaptureStatusNone ? 0 : number;
 }
 
 epx_status gpu_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg)

@@ -49,7 +49,7 @@ static cudaError_t record(cudaEvent_t event, cudaStream_t stream, int captures)
 
 epx_status gpu_timers_record(struct device *device, struct device_timers *timers, int i, struct device_stream *stream)
 {
-    const int captures = gpu_stream_captures(device, stream);
+    const int captures = gpu_stream_captures(device, stream) != 0;
 
     if (i < 0 || i >= timers->count)
         return fail(EPX_ERR_ARGUMENT, "device " GPU_NAME ": expected time stamp 0 to %d, got %d", timers->count - 1, i);
