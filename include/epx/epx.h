@@ -724,7 +724,7 @@ typedef struct epx_stats {
     uint64_t bytes_local;    /* payload copied a second time inside this rank */
     uint64_t waits, wait_ns; /* waits that were not satisfied at once, and their time */
     uint64_t timeouts;
-    /* Between nodes */
+    /* Between nodes; a recovery keeps them */
     uint64_t rows_remote;             /* rows sent through proxies: per destination rank (LL) or node (HT) */
     uint64_t net_commands, net_puts;  /* commands taken from the rings; writes posted after merging */
     uint64_t net_signals;             /* of net_puts: those without bytes */

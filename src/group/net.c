@@ -14,6 +14,7 @@
 #include "group/launch.h"
 #include "group/mask.h"
 #include "group/signals.h"
+#include "group/stats.h"
 #include "device/arrivals.h"
 #include "util/env.h"
 #include "util/log.h"
@@ -518,13 +519,18 @@ void group_net_find_stuck(struct epx_group *group)
 
 epx_status group_net_close(struct epx_group *group)
 {
+    struct proxy_stats counted = {0};
     epx_status status = EPX_OK;
 
-    if (group->proxies)
+    if (group->proxies) {
+        proxy_stats_read(group->proxies, &counted);
         status = proxy_close(group->proxies);
-    if (status == EPX_OK)
+    }
+    if (status == EPX_OK) {
+        stats_keep_net(group, &counted);
         group->proxies = NULL;
-    else
+    } else {
         group->kept = 1;
+    }
     return status;
 }

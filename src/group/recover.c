@@ -217,7 +217,6 @@ static epx_status open_net(struct epx_group *group)
 
     if (group->nnodes == 1)
         return EPX_OK;
-    memset(&group->net_base, 0, sizeof(group->net_base));
     status = group_net_open(group);
     return status == EPX_OK ? group_device_rings(group) : status;
 }

@@ -47,6 +47,15 @@ static void add_net_stats(struct epx_group *group, epx_stats *stats)
     stats->net_stuck = p.stuck;
 }
 
+void stats_keep_net(struct epx_group *group, const struct proxy_stats *counted)
+{
+    uint64_t *base = (uint64_t *)&group->net_base;
+    const uint64_t *words = (const uint64_t *)counted;
+
+    for (size_t i = 0; i < sizeof(*counted) / sizeof(*words); i++)
+        base[i] -= words[i]; /* below zero, modulo 2^64: what is read is the new proxies' less this */
+}
+
 epx_status stats_read(struct epx_group *group, epx_stats *out)
 {
     struct device_stats d;

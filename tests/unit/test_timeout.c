@@ -536,6 +536,27 @@ static void a_failed_proxy_is_known_on_all_nodes(void **state)
     run_across_nodes(proxy_fails);
 }
 
+/* One who watches for strangers, or for traffic, loses nothing by it. */
+static int keeps_its_statistics(struct fixture *s)
+{
+    epx_stats before = EPX_STATS_INIT, after = EPX_STATS_INIT;
+
+    if (fixture_ll(s) || fixture_meet(s) || epx_group_stats(s->group, &before) != EPX_OK || fixture_meet(s) ||
+        (s->rank == 0 && epx_group_abort(s->group, EPX_ERR_SYSTEM) != EPX_OK) || fixture_meet(s) ||
+        epx_group_error_clear(s->group) != EPX_OK || epx_group_stats(s->group, &after) != EPX_OK)
+        return fixture_fail(s, "a recovery");
+    if (!before.net_puts || !before.net_arrivals || after.net_puts < before.net_puts ||
+        after.net_arrivals < before.net_arrivals || after.net_bytes < before.net_bytes)
+        return fixture_fail(s, "statistics of the network are lost with a recovery");
+    return 0;
+}
+
+static void a_recovery_keeps_statistics(void **state)
+{
+    (void)state;
+    run_across_nodes(keeps_its_statistics);
+}
+
 static void a_staged_operation_at_the_end_keeps_nobody_waiting(void **state)
 {
     (void)state;
@@ -613,4 +634,4 @@ UNIT_MAIN_WITHIN(set_up, NULL, UNIT_CASE("low_latency_dispatch_times_out", times
                  cmocka_unit_test(a_late_rank_of_another_node_is_told),
                  cmocka_unit_test(a_staged_operation_at_the_end_keeps_nobody_waiting),
                  cmocka_unit_test(ranks_that_have_ended_their_group_are_not_missed),
-                 cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes))
+                 cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes), cmocka_unit_test(a_recovery_keeps_statistics))
