@@ -206,7 +206,7 @@ int run_combine(struct rank *me, const struct step *s)
     const struct handle_plan *h = plan_of(me, s);
     struct combine c = {EPX_COMBINE_INPUTS_INIT, EPX_COMBINE_OUTPUTS_INIT, EPX_COMBINE_CONFIG_INIT, NULL, NULL, NULL};
 
-    if (give_results(me, s, &c) || expect_sums(me, s, &c))
+    if (move_handle(me, s->handle) || give_results(me, s, &c) || expect_sums(me, s, &c))
         return -1;
     if (is_low(h) && is_major(h) && give_weights(me, s, &c))
         return -1;

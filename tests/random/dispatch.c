@@ -281,6 +281,8 @@ int run_dispatch(struct rank *me, const struct step *s)
 {
     const struct handle_run *run = &me->h[s->handle];
 
+    if (!s->if_expected && move_handle(me, s->handle))
+        return -1;
     if (!s->if_expected || !run->expected)
         return issue_dispatch(me, s, ALWAYS);
     if (issue_dispatch(me, s, IF_EXPECTED))

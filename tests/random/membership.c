@@ -119,6 +119,7 @@ static int replace(struct rank *me, int group, const char *ticket)
     if (run_sync(me))
         return -1;
     TRY(epx_group_destroy(me->group[group]));
+    forget_handles(me, group);
     if (meet(me))
         return -1;
     TRY(epx_group_join(&me->group[group], ticket, me->rank, &config, 0));

@@ -97,27 +97,6 @@ epx_group_config group_config(const struct plan *p)
     return c;
 }
 
-int open_handles(struct rank *me, int group)
-{
-    for (int i = 1; i < 3; i++)
-        TRY(epx_stream_create(me->group[group], &me->stream[group][i]));
-    for (int i = 0; i < me->p->nhandles; i++) {
-        const struct handle_plan *h = &me->p->handle[i];
-        epx_handle_config c = EPX_HANDLE_CONFIG_INIT;
-
-        if (h->group != group)
-            continue;
-        c.mode = h->mode;
-        c.layout = h->layout;
-        c.topk = h->K;
-        c.expert_alignment = h->alignment;
-        c.flags = h->flags;
-        c.drop_rows = model_drop(me->p, h, me->rank);
-        TRY(epx_handle_create(&me->h[i].handle, me->group[group], &c));
-    }
-    return 0;
-}
-
 static int open_rank(struct rank *me, epx_bootstrap *boot)
 {
     const epx_group_config config = group_config(me->p);
@@ -138,8 +117,10 @@ static int close_rank(struct rank *me)
         me->h[i].idx = NULL;
     }
     tensors_free(me);
-    for (int g = 0; g < me->p->ngroups; g++)
+    for (int g = 0; g < me->p->ngroups; g++) {
         TRY(epx_group_destroy(me->group[g]));
+        forget_handles(me, g);
+    }
     return 0;
 }
 

@@ -23,6 +23,7 @@ struct tensor {
 
 struct handle_run {
     epx_handle *handle;
+    void *memory;             /* NULL, or the caller's for its tables */
     struct routing routing;   /* of the last update, or of the last dispatch in low latency */
     struct received received; /* by it */
     struct tensor *idx;
@@ -90,8 +91,13 @@ int run_dispatch(struct rank *me, const struct step *s);
 int run_combine(struct rank *me, const struct step *s);
 int run_sync(struct rank *me);
 epx_group_config group_config(const struct plan *p);
-/* The streams and handles of a group. */
+/* The streams and handles of a group; forget_handles: once the group is destroyed. */
 int open_handles(struct rank *me, int group);
+void forget_handles(struct rank *me, int group);
+/* High throughput, by chance: another handle over a copy of the routing's memory takes the place of this one. */
+int move_handle(struct rank *me, int number);
+/* epx_dispatch_layout() of the routing that an update has drawn. */
+int check_routes(struct rank *me, const struct step *s);
 /* MASK, CLEAR, CLEAN and JOIN (membership.c). */
 int run_membership(struct rank *me, const struct step *s);
 int has_masked(const struct rank *me, int group);

@@ -214,6 +214,8 @@ int run_update(struct rank *me, const struct step *s)
     for (int t = 0; t < run->routing.tokens[me->rank]; t++)
         for (int k = 0; k < h->K; k++)
             tensor_give_int(idx, t * h->K + k, run->routing.asked[(me->rank * MOST_TOKENS + t) * h->K + k]);
+    if (chance(&me->d, 20) && check_routes(me, s))
+        return -1;
     run->fresh = is_low(h) && chance(&me->d, 50);
     if (is_low(h)) {
         if (!run->fresh)
