@@ -702,7 +702,9 @@ EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
  * has ended is named after twice the timeout, and can be masked then. Across nodes, a rank without an error of its
  * own waits up to a second for the report of one that has. A rank whose own proxy is blocked in the network's library
  * cannot recover: EPX_ERR_TIMEOUT, and the message says what the proxy is doing. A rank that was told that others
- * continue without it (EPX_ERR_PEER) becomes a member again only by epx_mask_clean on all ranks.
+ * continue without it (EPX_ERR_PEER) becomes a member again only by epx_mask_clean on all ranks. So does one whose
+ * operation ended because others had waited for it too long, if it is not among more ranks than are missing: those may
+ * have continued without it, and ended.
  */
 EPX_API epx_status epx_group_error_clear(epx_group *group);
 /*

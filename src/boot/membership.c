@@ -105,6 +105,8 @@ static int stays_out(const struct membership *m)
 
 static void find_left_out_by(struct membership *m)
 {
+    if (m->late_for >= 0 && m->excluded[m->late_for])
+        m->left_out_by = m->late_for;
     for (int r = 0; r < m->nranks; r++)
         if (m->without[r] && (m->left_out_by < 0 || (m->excluded[r] && !m->excluded[m->left_out_by])))
             m->left_out_by = r;
@@ -117,9 +119,9 @@ static epx_status fail_left_out(struct membership *m)
 
     find_left_out_by(m);
     snprintf(text, sizeof(text),
-             "rank %d was left out, and ranks that went on without it do not take part, rank %d among them: call "
-             "epx_mask_clean on all ranks to restore it",
-             m->rank, m->left_out_by);
+             "rank %d was %s, and ranks that may have gone on without it do not take part, rank %d among them: call "
+             "epx_mask_clean on all ranks to restore it, or end it and let a new process join",
+             m->rank, m->late_for < 0 ? "left out" : "too late", m->left_out_by);
     if (m->coordinator == m->rank) {
         tell_failure(m, EPX_ERR_PEER, text, 1);
         send_rest(m, NEWS_MIN_MS);
@@ -580,9 +582,17 @@ int membership_left_out(const struct membership *m)
     return m->left_out_by >= 0;
 }
 
+void membership_was_late(struct membership *m, int by, const uint8_t *out)
+{
+    m->late_for = by;
+    for (int r = 0; r < m->nranks; r++)
+        m->without[r] |= r != m->rank && !out[r];
+}
+
 void membership_taken_back(struct membership *m)
 {
     memset(m->without, 0, (size_t)m->nranks);
+    m->late_for = -1;
 }
 
 int membership_coordinator(const struct membership *m)
@@ -636,6 +646,7 @@ epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *ke
     m->ops = runtime()->conns ? runtime()->conns : &conn_socket_ops;
     m->rank = rank;
     m->nranks = nranks;
+    m->late_for = -1;
     for (int i = 0; i < MAX_PENDING; i++)
         m->pending[i].conn = -1;
     join_open(m);

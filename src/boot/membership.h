@@ -47,6 +47,9 @@ void membership_on_silence(struct membership *membership, int ms, void (*fn)(voi
  * then on a round succeeds here only with more ranks than are missing of those that were to go on without this one, or
  * if it restores: ranks that are left out make no second set, not even when the others have ended. */
 int membership_left_out(const struct membership *membership);
+/* Before a round: rank `by` has given up because of this one, and may go on without it, with any but those in `out`.
+ * Until this rank has recovered, all of them count as ranks that were to go on without it. */
+void membership_was_late(struct membership *membership, int by, const uint8_t *out);
 /* This rank has recovered: it is not left out any more. */
 void membership_taken_back(struct membership *membership);
 /* Who leads the round, or led one that has failed. */

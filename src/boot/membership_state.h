@@ -93,7 +93,9 @@ struct membership {
     struct failure failure;
     uint64_t no_files_ns;       /* since when this process has no descriptor for a connection; 0 = it has */
     int left_out_by;            /* in this round: a rank that excludes this one, or -1 */
-    uint8_t *without;           /* [nranks]: who goes on without this rank, as those have said in any round so far */
+    uint8_t *without;           /* [nranks]: who goes on without this rank, as those have said in any round so far, or
+                                 * may, by membership_was_late() */
+    int late_for;               /* who said so then, or -1 */
     void (*silence)(void *arg); /* membership_on_silence() */
     void *silence_arg;
     int silence_ms;

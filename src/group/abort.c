@@ -34,6 +34,16 @@ uint64_t abort_word(struct epx_group *group)
     return read_abort_word(group, group->heap.base);
 }
 
+int group_late_for(struct epx_group *group)
+{
+    const uint64_t word = abort_word(group);
+
+    /* What this rank says of itself does not count, nor what cannot be. */
+    if (!word || ABORT_CULPRIT(word) != group->rank || ABORT_RANK(word) == group->rank)
+        return -1;
+    return ABORT_RANK(word) < group->nranks ? ABORT_RANK(word) : -1;
+}
+
 /* Into the heap of a rank of this node. */
 static void store_abort_word(struct epx_group *group, struct control *c, uint64_t word)
 {

@@ -11,6 +11,9 @@
 
 /* The own word; 0 = no operation was aborted. */
 uint64_t abort_word(struct epx_group *group);
+/* Who has given up because of this rank, by the own word, and may go on without it: it was masked, left out of a
+ * recovery, or too late. -1: nobody. */
+int group_late_for(struct epx_group *group);
 /* This rank has found that `culprit` (-1: itself) has failed: aborts what the ranks of its node, and through the
  * proxies those of others, wait for. */
 void group_abort(struct epx_group *group, int status, int culprit);

@@ -287,6 +287,16 @@ static epx_status add_doubt(void)
                 text);
 }
 
+/* Those that gave up because of this rank may have recovered without it, and ended: their words are all that is left of
+ * them, and say one name. Whoever was a member may be with that one. */
+static void remember_late(struct epx_group *group)
+{
+    const int by = group_late_for(group);
+
+    if (by >= 0)
+        membership_was_late(group->membership, by, group->map.out);
+}
+
 /* One attempt. *again: the members have changed, or may have. */
 static epx_status attempt(struct epx_group *group, struct join_round *join, uint8_t *out, int *again)
 {
@@ -297,6 +307,8 @@ static epx_status attempt(struct epx_group *group, struct join_round *join, uint
     if (status != EPX_OK)
         return status;
     join_mark(group, join, out);
+    if (INJECT_BUG(BUG_OWN_WORD, 0, 1))
+        remember_late(group);
     if (INJECT_BUG(BUG_SECOND_SET, 1, 0))
         membership_taken_back(group->membership);
     /* A rank that arrives later may have just begun a wait of its own: hence twice the timeout. */

@@ -31,12 +31,14 @@ static uint8_t left[SIM_MAX_RANKS]; /* the process that joined has ended its pro
  *                  of first
  *   agreed         what all that recovered with it have the same; 0: it has not recovered yet
  *   given          its last signals
+ *   late           its abort word has said that another gave up because of it, and it has not recovered since
+ *   restores       it recovers by epx_mask_clean
  * Times count signals and recoveries. Small cases only: larger ones have no masks. */
 enum { MOST_MASKED = 64, MOST_SLOTS = 8, JOINED = -1 };
 static struct {
     int rank, count;
     uint64_t process, time, agreed;
-    uint8_t without[MOST_MASKED];
+    uint8_t without[MOST_MASKED], late, restores;
     uint64_t knows[MOST_MASKED];
     struct {
         uint64_t value, time, agreed;
@@ -260,12 +262,44 @@ void sim_rules_repeat(void)
     repeats = 1;
 }
 
+void sim_rule_starts_over(int late, int restores)
+{
+    if (sim_rank() >= MOST_MASKED)
+        return;
+    processes[sim_rank()].late |= late;
+    processes[sim_rank()].restores = restores;
+}
+
+/* This process was late, and has recovered; `out`: without these. None of them that goes on without it, or has done so
+ * and ended, is in a set of which as many are out as have recovered here. */
+static void check_late(int nranks, const uint8_t *out)
+{
+    const int rank = processes[sim_rank()].rank;
+    int here = 0;
+
+    for (int r = 0; r < nranks; r++)
+        here += !out[r];
+    for (int q = 0; q < nranks; q++) {
+        int beside = 0;
+
+        if (!out[q] || sim_has_died(q) || !processes[q].without[rank])
+            continue;
+        for (int r = 0; r < nranks; r++)
+            beside += out[r] && !processes[q].without[r];
+        if (beside >= here)
+            breach("rank %d was late, knows it, and recovers beside rank %d, which goes on without it", rank, q);
+    }
+}
+
 void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who, uint64_t agreed)
 {
     const int me = sim_rank();
 
     if (me >= MOST_MASKED)
         return;
+    if (nranks <= MOST_MASKED && processes[me].late && !processes[me].restores && !sim_has_died(me))
+        check_late(nranks, out);
+    processes[me].late = 0;
     for (int r = 0; r < nranks && r < MOST_MASKED; r++) {
         processes[me].without[r] = out[r];
         processes[me].knows[r] = who[r];

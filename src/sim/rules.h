@@ -11,6 +11,9 @@
  *   a kernel hears a signal       its rank has come through the same recoveries, and agreed on the same masks and
  *                                 epochs in the last one
  *
+ *   a late rank has recovered     it knew by its abort word: of no set of ranks that go on without it, or have, are as
+ *                                 many missing as it has recovered with
+ *
  *   a process has joined          the one before, in this place, has died or ended its program
  *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before,
  *                                 nor does that process write rows into memory of those that go on with the new one
@@ -47,6 +50,9 @@ void sim_rule_joined(int rank, uint64_t process, int seen);
 void sim_rule_left(int rank, uint64_t process);
 /* This process goes on without `peer`: it has masked it in an operation. */
 void sim_rule_goes_on(int peer);
+/* It is about to recover; late: its abort word says that another rank gave up because of it; restores: whoever was left
+ * out is taken back. */
+void sim_rule_starts_over(int late, int restores);
 /* It has recovered; out[r]: without r; who[r]: with which process in the place of r; agreed: a digest of what all that
  * recovered with it must have the same. */
 void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who, uint64_t agreed);

@@ -109,7 +109,8 @@ struct prop_hooks {
     void (*joined)(epx_group *group); /* a process has joined */
     /* A process ends its program; group NULL: it could not create one. */
     void (*leaves)(int rank, epx_group *group);
-    void (*recovered)(epx_group *group); /* a rank has recovered: what its group says of members is new */
+    void (*recovered)(epx_group *group);               /* a rank has recovered: what its group says of members is new */
+    void (*starts_over)(epx_group *group, int cleans); /* before epx_mask_clean, or epx_group_error_clear */
     /* With `repeat`: before a rank recovers, when that has failed, and when it is through, with this mask: what
      * followed went well. */
     void (*recovers)(int rank);

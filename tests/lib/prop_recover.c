@@ -44,6 +44,13 @@ int actors_check_stats(struct actor *actors, const struct prop_case *c, int grou
 
 /* ---- Going on without some --------------------------------------------------------------------------------------- */
 
+static epx_status recover_group(epx_group *group, int cleans)
+{
+    if (prop_hooks.starts_over)
+        prop_hooks.starts_over(group, cleans);
+    return cleans ? epx_mask_clean(group, NULL) : epx_group_error_clear(group);
+}
+
 static struct {
     uint64_t ranks, rounds;
 } recovered;
@@ -131,7 +138,7 @@ static int clean_and_go_on(struct actor *actors, const struct prop_case *c, int3
     int rc;
 
     a->shared->stage = 2;
-    rc = recovery_status(a, "epx_mask_clean", epx_mask_clean(a->group, NULL));
+    rc = recovery_status(a, "epx_mask_clean", recover_group(a->group, 1));
     if (!rc && prop_hooks.recovered)
         prop_hooks.recovered(a->group);
     return rc ? rc : go_on(actors, c, mask);
@@ -141,7 +148,7 @@ static int clean_and_go_on(struct actor *actors, const struct prop_case *c, int3
 static int recover_once(struct actor *actors, const struct prop_case *c, int cleans, int32_t *mask)
 {
     struct actor *a = &actors[0];
-    const epx_status status = cleans ? epx_mask_clean(a->group, NULL) : epx_group_error_clear(a->group);
+    const epx_status status = recover_group(a->group, cleans);
 
     if (status != EPX_OK && prop_hooks.not_recovered)
         prop_hooks.not_recovered(a->rank, status);
@@ -191,14 +198,14 @@ static int recover_often(struct actor *actors, const struct prop_case *c, int32_
  * later, when they may have ended. */
 static epx_status clear_error(struct actor *a)
 {
-    const epx_status status = epx_group_error_clear(a->group);
+    const epx_status status = recover_group(a->group, 0);
     struct prop_rng own = {workload_hash(a->shared->c->seed, 900 + (uint64_t)a->rank)};
 
     if (status != EPX_ERR_PEER || !strstr(epx_last_error(), "continues without") || !prop_hooks.not_recovered)
         return status;
     prop_hooks.not_recovered(a->rank, status);
     pause_ns((uint64_t)a->shared->c->timeout_ms * 100000u * (uint64_t)(1 + prop_draw(&own, 100)));
-    return epx_group_error_clear(a->group);
+    return recover_group(a->group, 0);
 }
 
 /* 0: this rank is through, or ended in a way that faults excuse. */

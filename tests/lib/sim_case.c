@@ -589,6 +589,11 @@ static void recovers(int rank)
     sim_count_transfers();
 }
 
+static void starts_over(epx_group *group, int cleans)
+{
+    sim_rule_starts_over(group_late_for(group) >= 0, cleans);
+}
+
 /* Nobody waits out a deadline, for nobody is late: whoever is missing has ended, or comes. */
 static void not_recovered(int rank, epx_status status)
 {
@@ -736,6 +741,7 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     now.c = c;
     now.report = report;
     prop_hooks = (struct prop_hooks){.reuses = reuses,
+                                     .starts_over = starts_over,
                                      .told = told,
                                      .joined = has_joined,
                                      .recovered = has_recovered,

@@ -423,6 +423,38 @@ static void a_rank_that_one_has_left_out_in_vain_is_taken_along(void **state)
     assert_int_equal(run_ranks(N, taken_along_rank, NULL), 0);
 }
 
+/* Rank 4 has not been told in any round that ranks 0 to 3 go on without it. But it knows that rank 1 gave up because of
+ * it: it does not go on alone when they have ended, unless it restores, nor if rank 0 alone was out before. */
+static int knows_it_was_late_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    uint8_t out[N] = {[4] = rank < 4}, before[N] = {[0] = 1}, none[N] = {0}, again[N] = {0};
+    struct membership *m;
+    int rc = open_all(rank, boot, &m);
+
+    (void)n;
+    (void)arg;
+    if (!rc && rank < 4)
+        rc = expect_agree(m, rank, 0, out, EPX_OK) || membership_allgather(m, &(char){0}, (char[N]){0}, 1) != EPX_OK;
+    if (rank < 4) {
+        membership_close(m);
+        return meet(boot) || rc;
+    }
+    rc |= meet(boot);
+    membership_was_late(m, 1, before);
+    rc = rc || expect_agree(m, rank, 0, none, EPX_ERR_PEER) || !membership_left_out(m) ||
+         !strstr(epx_last_error(), "rank 4 was too late") || !strstr(epx_last_error(), "rank 1 among them");
+    membership_end(m);
+    rc = rc || expect_agree(m, rank, MEMBERSHIP_RESTORES, again, EPX_OK);
+    membership_close(m);
+    return rc;
+}
+
+static void a_rank_that_knows_it_was_late_does_not_go_on_alone(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(N, knows_it_was_late_rank, NULL), 0);
+}
+
 /* Also where the coordinator is a process that joins, which wants what the others want. */
 static void ranks_that_want_different_things_are_told(void **state)
 {
@@ -761,8 +793,9 @@ UNIT_TESTS(all_ranks_take_part, a_rank_that_ended_is_excluded, ranks_excluded_by
            one_alone_is_enough, a_missing_rank_is_named, an_excluded_rank_is_told,
            ranks_that_were_left_out_make_no_second_set, ranks_that_were_told_early_make_no_second_set,
            a_rank_that_was_told_makes_no_second_set_with_one_that_was_late,
-           a_rank_that_one_has_left_out_in_vain_is_taken_along, ranks_that_want_different_things_are_told,
-           unknown_clients_do_no_harm, a_rank_that_leaves_is_named_by_all, the_coordinator_that_leaves_is_named_by_all,
-           a_rank_that_stops_is_named_by_all, a_coordinator_that_stops_is_suspected, many_ranks_make_few_connections,
-           a_lost_result_is_sent_again, idle_connections_accuse_nobody, a_port_that_somebody_else_holds_is_closed,
+           a_rank_that_one_has_left_out_in_vain_is_taken_along, a_rank_that_knows_it_was_late_does_not_go_on_alone,
+           ranks_that_want_different_things_are_told, unknown_clients_do_no_harm, a_rank_that_leaves_is_named_by_all,
+           the_coordinator_that_leaves_is_named_by_all, a_rank_that_stops_is_named_by_all,
+           a_coordinator_that_stops_is_suspected, many_ranks_make_few_connections, a_lost_result_is_sent_again,
+           idle_connections_accuse_nobody, a_port_that_somebody_else_holds_is_closed,
            a_silent_port_is_not_that_of_a_process_that_ended)

@@ -269,6 +269,15 @@ static void a_second_set_of_ranks_that_were_left_out_is_found(void **state)
     is_found_with(BUG_SECOND_SET, &options, "was told that it is left out");
 }
 
+/* It wakes up when those that gave up because of it have recovered without it, and ended. */
+static void a_late_rank_that_does_not_look_at_its_own_word_is_found(void **state)
+{
+    const struct sim_case_options options = {.modes = BOTH, .faults = SIM_FAULT_LATE};
+
+    (void)state;
+    is_found_with(BUG_OWN_WORD, &options, "was late, knows it");
+}
+
 static void a_rank_named_although_it_waits_is_found(void **state)
 {
     (void)state;
@@ -297,4 +306,5 @@ UNIT_TESTS_WITHIN(set_up, NULL, without_a_bug_nothing_is_found, a_missing_wait_f
                   rows_that_return_to_where_a_masked_rank_puts_some_are_found, a_rank_that_recovers_alone_is_found,
                   a_masked_rank_that_is_not_told_is_found, a_recovery_that_some_ranks_have_not_heard_of_is_found,
                   a_rank_that_leaves_without_a_goodbye_is_found, a_last_step_that_begins_too_early_is_found,
-                  a_second_set_of_ranks_that_were_left_out_is_found, a_rank_named_although_it_waits_is_found)
+                  a_second_set_of_ranks_that_were_left_out_is_found,
+                  a_late_rank_that_does_not_look_at_its_own_word_is_found, a_rank_named_although_it_waits_is_found)
