@@ -20,7 +20,7 @@ set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 seeds=100000 chunk=1000 first=10000000 record=$root/build/sim_soak.txt epx=$root/build/epx report=0
 combinations="mixed:all ht:all ll:all mixed:delay mixed:death ht:delay ht:death ll:delay ll:death mixed:none"
-combinations="$combinations mixed:late ll:late mixed:join mixed:recover ll:recover mixed:stop"
+combinations="$combinations mixed:late ll:late mixed:join ll:join mixed:recover ll:recover mixed:stop"
 
 usage() { sed -n '/^#   scripts/,/^# Exit/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 while [ $# -gt 0 ]; do

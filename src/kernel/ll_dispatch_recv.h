@@ -133,14 +133,22 @@ KFN int ll_count(struct agent *ag, const struct ll_dispatch_params *p, uint64_t 
     return 0;
 }
 
+/* A number from memory of another rank that leads to a place among `n`. A rank that the others have gone on without may
+ * read anything there. Its operation is not good then, and it must not leave its bounds either ("Masks" in
+ * docs/design.md). On a GPU nobody looks, as in lc_is_stale(). */
+KFN int64_t ll_within(int64_t number, int64_t n)
+{
+    return !AG_ONE_LANE || (number >= 0 && number < n) ? number : 0;
+}
+
 /* Row i of the list of a source of the node. */
 KFN struct ll_row ll_local_row(const struct ll_view *v, int K, int i)
 {
-    const int t = v->list[i];
+    const int t = (int)ll_within(v->list[i], v->desc->ntokens);
     const size_t first = (size_t)t * (size_t)K;
     struct ll_row row;
 
-    row.data = v->rows + (size_t)(v->desc->ordered ? v->pos[t] : t) * v->desc->row_stride;
+    row.data = v->rows + (v->desc->ordered ? ll_within(v->pos[t], v->desc->ntokens) : t) * v->desc->row_stride;
     row.ids = v->ids + first;
     row.number = v->eidx + first;
     row.weights = v->weights + first;
@@ -153,7 +161,7 @@ KFN struct ll_row ll_local_row(const struct ll_view *v, int K, int i)
 KFN void ll_name_row(const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i, int k)
 {
     const struct group_dev *g = p->g;
-    const int L = g->local_experts, t = v->list[i];
+    const int L = g->local_experts, t = (int)ll_within(v->list[i], v->desc->ntokens);
     const size_t pair = (size_t)t * (size_t)p->route.topk_n + (size_t)k;
     const int32_t id = v->ids[pair], number = v->eidx[pair], l = id - g->rank * L;
 
@@ -163,7 +171,8 @@ KFN void ll_name_row(const struct ll_dispatch_params *p, const struct ll_view *v
     for (int before = 0; AG_ONE_LANE && before < k; before++)
         if (v->ids[pair - (size_t)k + (size_t)before] == id)
             return;
-    const int64_t place = (int64_t)l * p->outer_rows + p->h->begin[l * g->nranks + s] + number;
+    const int64_t at = ll_within((int64_t)p->h->begin[l * g->nranks + s] + number, p->outer_rows);
+    const int64_t place = (int64_t)l * p->outer_rows + at;
     if (p->src_rank)
         p->src_rank[place] = s;
     if (p->src_token)
@@ -192,12 +201,12 @@ KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, co
     copy_set_begin(&set);
     AG_ROUNDS(ag, int, k, K)
     {
-        const int here = k < K && ids[k] >= 0 && ids[k] / L == g->rank;
+        const int id = k < K ? ids[k] : -1, here = id >= 0 && id / L == g->rank;
         int before;
         const int all = ag_vote(ag, here, &before);
         if (here) {
-            const int l = ids[k] - g->rank * L;
-            const int64_t at = p->h->begin[l * R + s] + row->number[k];
+            const int l = id - g->rank * L;
+            const int64_t at = ll_within((int64_t)p->h->begin[l * R + s] + row->number[k], p->outer_rows);
             const int64_t place = (int64_t)l * p->outer_rows + at;
             copy_set_offer(&set, n + before, p->out.tokens + l * p->out.outer_stride + at * p->out.stride);
             if (p->src_rank)
@@ -210,10 +219,11 @@ KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, co
     copy_set_settle(ag, &set);
     ag_copy_many(ag, &set, n, row->data, (size_t)p->signature.hidden_bytes);
     for (int k = 0; k < K && p->signature.scale_bytes; k++) {
-        if (ids[k] < 0 || ids[k] / L != g->rank)
+        const int id = ids[k];
+        if (id < 0 || id / L != g->rank)
             continue;
-        const int l = ids[k] - g->rank * L;
-        const int64_t at = p->h->begin[l * R + s] + row->number[k];
+        const int l = id - g->rank * L;
+        const int64_t at = ll_within((int64_t)p->h->begin[l * R + s] + row->number[k], p->outer_rows);
         row_copy_scales(ag, ll_scales_at(p, l, at), p->out.scale_stride, row->data + row_scales_at(&p->signature), 4,
                         p->signature.scale_bytes / 4);
     }
@@ -273,18 +283,23 @@ KFN int ll_take_remote(struct agent *ag, const struct ll_dispatch_params *p, uin
     return 0;
 }
 
-/* The same of a source of the node. */
-KFN void ll_take_local(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s, int nth, int step)
+/* The same of a source of the node. Whoever goes on without this rank sets its abort word before it changes anything:
+ * without the word, the descriptor that was read before is that of this operation, and says how large the tables are.
+ * Non-zero: failed. */
+KFN int ll_take_local(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s, int nth, int step)
 {
-    struct ll_view v = ll_open(p->g, s, epoch);
-    struct ll_desc desc = *v.desc; /* loaded once: it may lie across a bus */
-    const int n = v.rcount[p->g->rank], written = desc.written, K = p->route.topk_n;
+    const struct group_dev *g = p->g;
+    struct ll_desc desc;
+    const struct ll_view v = ll_open(g, s, epoch, &desc);
+    const int n = (int)ll_within(v.rcount[g->rank], (int64_t)g->max_tokens + 1), written = desc.written;
+    const int K = p->route.topk_n;
 
-    v.desc = &desc;
+    if (AG_ONE_LANE && has_masks(g) && ag_look_behind(&control_of(g, g->rank)->abort_word))
+        return wait_failed_by_word(ag, g, PHASE_LL_ROWS, 0, 0);
     if (p->layout == LAYOUT_EXPERT_MAJOR && written) { /* a lane for each index: nothing waits for the one before */
         for (int i = nth * AG_LANES + ag_lane(ag); i < n * K; i += step * AG_LANES)
             ll_name_row(p, &v, s, i / K, i % K);
-        return;
+        return 0;
     }
     for (int i = nth; i < n; i += step) {
         const struct ll_row row = ll_local_row(&v, K, i);
@@ -293,6 +308,7 @@ KFN void ll_take_local(struct agent *ag, const struct ll_dispatch_params *p, uin
         else
             ll_expand(ag, p, &row, s);
     }
+    return 0;
 }
 
 /* What came from source s, by agents `nth`, nth + step, ... of those that serve it. Non-zero: failed. */
@@ -303,9 +319,8 @@ KFN int ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, uin
 
     if (nth == 0 && ag_leader(ag) && p->layout == LAYOUT_RANK_MAJOR)
         p->h->count[s] = n;
-    if (n > 0 && is_local(g, s))
-        ll_take_local(ag, p, epoch, s, nth, step);
-    else if (n > 0 && ll_take_remote(ag, p, epoch, s, nth, step))
+    if (n > 0 &&
+        (is_local(g, s) ? ll_take_local(ag, p, epoch, s, nth, step) : ll_take_remote(ag, p, epoch, s, nth, step)))
         return 1;
     ll_mark_tail(ag, p, s, n, nth, step);
     return 0;

@@ -62,12 +62,15 @@ KFN uint64_t ll_counts_offset(const struct group_dev *g, uint64_t epoch)
            up16((size_t)g->experts * 4);
 }
 
-/* The tables of a rank, once its LL_DATA has arrived. */
-KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
+/* The tables of a rank, once its LL_DATA has arrived. *desc: its descriptor, which is loaded once. It may lie across a
+ * bus, and a late rank may find it half changed. */
+KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch, struct ll_desc *desc)
 {
-    const struct ll_desc *desc = ll_desc_of(g, rank, epoch);
-    struct ll_view v = ll_view_at(g, ll_rows_of(g, rank, epoch), desc->ntokens, desc->signature.topk);
+    struct ll_view v;
 
+    *desc = *ll_desc_of(g, rank, epoch);
+    v = ll_view_at(g, ll_rows_of(g, rank, epoch), desc->ntokens, desc->signature.topk);
+    v.desc = desc;
     v.rows = heap_at(g, rank, desc->rows);
     v.list = (const int32_t *)heap_at(g, rank, ll_slot_offset(g, epoch)) + (size_t)g->rank * (size_t)g->max_tokens;
     return v;

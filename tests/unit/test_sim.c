@@ -331,6 +331,15 @@ static void a_seed_of_a_recovery_that_has_found_something(void **state)
               (struct sim_case_options){.modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_RECOVER});
 }
 
+/* The same with processes that join: a late rank woke up in the midst of a dispatch, when those of its node had gone on
+ * without it, took the tables of a later one for its own, and followed them out of its memory. */
+static void a_seed_of_a_join_that_has_found_something(void **state)
+{
+    (void)state;
+    run_seeds("a_seed_of_a_join_that_has_found_something", 190000000549, 1,
+              (struct sim_case_options){.modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_DEATH | SIM_FAULT_JOIN});
+}
+
 /* The same seed takes the same steps: a failure can be looked at again. */
 static void a_seed_replays_exactly(void **state)
 {
@@ -366,7 +375,7 @@ static int set_up(void **state)
 UNIT_TESTS_WITHIN(set_up, NULL, the_seed_decides_the_order, time_jumps_when_all_wait, who_waits_for_ever_is_named,
                   what_does_not_end_is_ended, ranks_meet, the_living_do_not_wait_for_the_dead,
                   seeds_that_have_found_something, seeds_with_late_ranks_that_have_found_something,
-                  a_seed_of_a_recovery_that_has_found_something, a_seed_replays_exactly, on_one_node,
-                  low_latency_across_nodes, high_throughput_across_nodes, high_throughput_with_split_memory,
-                  anything_without_faults, anything_with_faults, a_rank_that_stops_is_named, faults_in_a_recovery,
-                  many_ranks)
+                  a_seed_of_a_recovery_that_has_found_something, a_seed_of_a_join_that_has_found_something,
+                  a_seed_replays_exactly, on_one_node, low_latency_across_nodes, high_throughput_across_nodes,
+                  high_throughput_with_split_memory, anything_without_faults, anything_with_faults,
+                  a_rank_that_stops_is_named, faults_in_a_recovery, many_ranks)
