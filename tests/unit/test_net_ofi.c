@@ -193,10 +193,10 @@ static int peers_that_do_not_fit(struct suite_rank *self)
     return suite_barrier(self);
 }
 
-/* ---- Strangers who call */
+/* ---- Strangers who connect */
 
-/* Calls rank 0 and says something: kind 0 nothing, 1 noise, 2 and up noise behind bytes that look like a beginning. */
-static int call_rank_0(struct suite_rank *self, uint32_t kind)
+/* Connects to rank 0 and sends, by kind: 0 nothing, 1 noise, 2 and up noise behind bytes that look like a header. */
+static int connect_to_rank_0(struct suite_rank *self, uint32_t kind)
 {
     struct sockaddr_storage at = {0};
     struct ofi_wire_address wire;
@@ -210,7 +210,7 @@ static int call_rank_0(struct suite_rank *self, uint32_t kind)
     SUITE_CHECK(self, fd >= 0);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
     if (connect(fd, (struct sockaddr *)&at, (socklen_t)wire.bytes))
-        return close(fd), suite_fail(self, "cannot call rank 0: %s", strerror(errno));
+        return close(fd), suite_fail(self, "cannot connect to rank 0: %s", strerror(errno));
     suite_fill(noise, sizeof(noise), 2, kind);
     if (kind >= 2) {
         noise[0] = (uint8_t)(1 + kind % 4); /* a version */
@@ -224,13 +224,13 @@ static int call_rank_0(struct suite_rank *self, uint32_t kind)
     return close(fd);
 }
 
-/* Rank 2 calls rank 0 again and again, and never speaks the language. The others notice nothing. */
+/* Rank 2 connects to rank 0 again and again and sends no valid message. The others are not disturbed. */
 static int strangers_do_no_harm(struct suite_rank *self)
 {
     enum { CALLS = 24, PUTS = 20 };
     const int peer = 1 - self->rank;
 
-    self->no_key = 1; /* with one, nobody can call rank 0 any more */
+    self->no_key = 1; /* with one, nobody can connect to rank 0 any more */
     SUITE_TRY(suite_open_alone(self));
     SUITE_TRY(suite_publish(self));
     if (self->rank < 2 &&
@@ -238,7 +238,7 @@ static int strangers_do_no_harm(struct suite_rank *self)
         return suite_fail(self, "connect: %s", epx_last_error());
     for (uint32_t call = 0; call < CALLS; call++) {
         if (self->rank == 2) {
-            SUITE_TRY(call_rank_0(self, call));
+            SUITE_TRY(connect_to_rank_0(self, call));
         } else {
             for (int i = 0; i < PUTS; i++)
                 SUITE_TRY(suite_put(self, peer, 0, 65536, 16384, 0));
