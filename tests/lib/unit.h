@@ -15,6 +15,14 @@
 
 #include <cmocka.h>
 
+/* "address" or "thread"; NULL where none watches the program. */
+static inline const char *unit_sanitizer(void)
+{
+    const char *name = getenv("EPX_SANITIZE");
+
+    return name && name[0] && strcmp(name, "none") != 0 ? name : NULL;
+}
+
 #define UNIT_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* A case with a name of its own: `function` gets `data` as *state. For functions that many cases share. */

@@ -299,7 +299,7 @@ static int mask_rounds(struct fixture *s)
         start = now_ms();
         if (fixture_ll(s) || fixture_ll(s))
             return -1;
-        if (now_ms() - start > 2 * deadline_ms && getenv("EPX_SANITIZE") == NULL)
+        if (now_ms() - start > 2 * deadline_ms && unit_sanitizer() == NULL)
             return fixture_fail(s, "a masked rank is waited for");
     }
     return come_back(s) || fixture_ht(s) || fixture_ll(s) ? -1 : 0;
