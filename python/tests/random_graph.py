@@ -4,11 +4,14 @@
 Other calls of the same buffer come between the replays. On CPU tensors the same calls are made again instead.
 """
 
+import gc
 import random
 import types
 from typing import Any, Callable, Dict, List, Tuple
 
+import deep_ep
 import torch
+import torch.distributed as dist
 from random_buffer import Low
 from random_elastic import Handle, Program, Routed, Tokens, as_bias, same, up
 from suite import World
@@ -17,14 +20,16 @@ MOST_GRAPHS = 3
 
 
 class Recording:
-    """Calls that can be made again. A rank that is masked takes no part."""
+    """Calls that can be made again. A rank that is masked takes no part. `garbage` is collected during the capture."""
 
-    def __init__(self, world: World, calls: Callable[[], None], check: Callable[[], None], takes_part: bool) -> None:
+    def __init__(self, world: World, calls: Callable[[], None], check: Callable[[], None], takes_part: bool,
+                 garbage: List[Any]) -> None:
         self.calls, self.graph = calls, None
         if takes_part:
             calls()  # before it is captured
             check()
         if world.device.type != "cuda":
+            garbage.clear()
             return
         # Ranks that share a GPU: nobody waits for another one while that instantiates a graph.
         torch.cuda.synchronize()
@@ -32,6 +37,9 @@ class Recording:
         self.graph = torch.cuda.CUDAGraph()
         if takes_part:
             with torch.cuda.graph(self.graph):
+                if garbage:
+                    garbage.clear()
+                    gc.collect()
                 calls()
         world.meet()
 
@@ -64,9 +72,19 @@ class Graphs:
         self.settle(0)
         graph.draw()
         graph.held = []
-        graph.recording = Recording(self.world, graph.calls, lambda: self.looked_at(graph), self.takes_part())
+        graph.recording = Recording(self.world, graph.calls, lambda: self.looked_at(graph), self.takes_part(),
+                                    [self.used_buffer()] if self.rng.random() < 0.3 else [])
         graph.held = []  # of the calls before the capture
         self.graphs = [*self.graphs, graph][-MOST_GRAPHS:]
+
+    def used_buffer(self) -> Any:
+        """A buffer that nobody destroys, in a cycle that only the garbage collector finds."""
+        buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=4, hidden=32, num_topk=1)
+        idx = self.world.to(torch.zeros(2, 1, dtype=torch.int64))
+        buffer.dispatch(self.world.to(torch.zeros(2, 32).bfloat16()), idx, num_experts=self.world.nranks)
+        cycle: List[Any] = [buffer]
+        cycle.append(cycle)
+        return cycle
 
     def replay(self) -> None:
         """Replays a graph with other contents of its tensors."""

@@ -373,7 +373,10 @@ epx_status group_drain(struct epx_group *group)
 
     if (status == EPX_OK)
         status = streams_destroy_all(group);
-    if (status == EPX_OK && group->last_stream)
+    /* A wait for a stream that captures would end the capture. Who begins one has waited for the stream, as torch does:
+     * a garbage collector may end a group at any time. */
+    if (status == EPX_OK && group->last_stream &&
+        !group->device->ops->stream_captures(group->device, group->last_stream))
         status = group->device->ops->stream_sync(group->device, group->last_stream);
     return status;
 }

@@ -77,27 +77,37 @@ epx_status gpu_stream_create(struct device *device, struct device_stream **strea
 epx_status gpu_stream_destroy(struct device *device, struct device_stream *stream)
 {
     epx_status status = stream ? gpu_stream_sync(device, stream) : EPX_OK;
+    const int mode = gpu_capture_relax();
 
     if (status == EPX_OK && stream && !keep_idle(((struct gpu_device *)device)->index, stream_of(stream)))
         status = gpu_check(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy");
+    gpu_capture_restore(mode);
     return status;
 }
 
+/* Waits and looks do not end a capture of another stream, into which a garbage collector may bring them. */
 epx_status gpu_stream_sync(struct device *device, struct device_stream *stream)
 {
     epx_status status = gpu_use(device);
+    const int mode = gpu_capture_relax();
 
-    return status == EPX_OK ? gpu_check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize") : status;
+    if (status == EPX_OK)
+        status = gpu_check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
+    gpu_capture_restore(mode);
+    return status;
 }
 
 epx_status gpu_stream_query(struct device *device, struct device_stream *stream)
 {
     epx_status status = gpu_use(device);
     cudaError_t error;
+    int mode;
 
     if (status != EPX_OK)
         return status;
+    mode = gpu_capture_relax();
     error = cudaStreamQuery(stream_of(stream));
+    gpu_capture_restore(mode);
     if (error != cudaErrorNotReady)
         return gpu_check(error, "cudaStreamQuery");
     (void)cudaGetLastError();
@@ -181,18 +191,25 @@ epx_status gpu_event_record(struct device *device, struct device_event *event, s
 epx_status gpu_event_sync(struct device *device, struct device_event *event)
 {
     epx_status status = gpu_use(device);
+    const int mode = gpu_capture_relax();
 
-    return status == EPX_OK ? gpu_check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize") : status;
+    if (status == EPX_OK)
+        status = gpu_check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize");
+    gpu_capture_restore(mode);
+    return status;
 }
 
 epx_status gpu_event_query(struct device *device, struct device_event *event)
 {
     epx_status status = gpu_use(device);
     cudaError_t error;
+    int mode;
 
     if (status != EPX_OK)
         return status;
+    mode = gpu_capture_relax();
     error = cudaEventQuery(event_of(event));
+    gpu_capture_restore(mode);
     if (error != cudaErrorNotReady)
         return gpu_check(error, "cudaEventQuery");
     (void)cudaGetLastError();
