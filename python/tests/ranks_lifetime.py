@@ -188,6 +188,7 @@ def test_results_resize(world: World) -> None:
     work = Work(world.nranks, 20, 256, 2 * world.nranks, 3, seed=17)
     elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=32, hidden=256, num_topk=3,
                                     explicitly_destroy=True)
+    hybrid = deep_ep.HybridEPBuffer(dist.group.WORLD, 256, 32, 2)
     for _ in range(6):  # more often than memory is kept for
         recv, idx, weights, _counts, handle, _event = dispatch(world, buffer, work)
         again = buffer.dispatch(world.to(work.x[world.rank]), handle=handle)[0]
@@ -200,10 +201,18 @@ def test_results_resize(world: World) -> None:
             if hook is not None:
                 hook()
             resize([rows, scales, counts, low[0], low[1]])
-        expanded = elastic.dispatch(
-            world.to(work.x[world.rank]), world.to(work.idx[world.rank]), world.to(work.weights[world.rank]),
-            num_experts=work.experts, do_expand=True, do_cpu_sync=True)
-        resize([expanded[0], expanded[2]])
+        for expand in (False, True):
+            rows, idx, weights, handle, _event = elastic.dispatch(
+                world.to(work.x[world.rank]), world.to(work.idx[world.rank]), world.to(work.weights[world.rank]),
+                num_experts=work.experts, do_expand=expand, do_cpu_sync=True)
+            sums, back, _event = elastic.combine(rows, handle, weights)
+            resize([sums, back, rows, weights] + ([] if expand else [idx]))
+        routed = torch.zeros(len(work.x[world.rank]), work.experts + 1)
+        routed.scatter_(1, work.idx[world.rank] % (work.experts + 1), 1.0)  # -1 is the last column
+        probs = world.to(routed[:, :-1].contiguous())
+        rows, weights, _none, _counts, handle = hybrid.dispatch_with_permute(
+            hidden=world.to(work.x[world.rank]), routing_map=probs > 0, probs=probs)
+        resize([*hybrid.combine_with_unpermute(hidden=rows, probs=weights, handle=handle), rows, weights])
     exchange(world, buffer, work)
     check_one(world, buffer, work, 32)
     elastic.destroy()
