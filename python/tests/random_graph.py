@@ -31,7 +31,9 @@ class Recording:
         if world.device.type != "cuda":
             garbage.clear()
             return
-        # Ranks that share a GPU: nobody waits for another one while that instantiates a graph.
+        # Ranks that share a GPU: nobody waits for another one while that instantiates a graph. An old graph that is
+        # found during a capture would end it: torch's own limit.
+        gc.collect()
         torch.cuda.synchronize()
         world.meet()
         self.graph = torch.cuda.CUDAGraph()
@@ -75,7 +77,24 @@ class Graphs:
         graph.recording = Recording(self.world, graph.calls, lambda: self.looked_at(graph), self.takes_part(),
                                     [self.used_buffer()] if self.rng.random() < 0.3 else [])
         graph.held = []  # of the calls before the capture
-        self.graphs = [*self.graphs, graph][-MOST_GRAPHS:]
+        self.graphs.append(graph)
+        if len(self.graphs) > MOST_GRAPHS:
+            self.forget(self.graphs[1:])
+
+    def forget(self, kept: List[Any]) -> None:
+        """Releases the other graphs while no rank waits for another one: torch frees their memory then, which on a GPU
+        that ranks share waits for the kernels of all."""
+        self.settle(0)
+        self.rest()
+        self.graphs = kept
+        self.rest()
+
+    def rest(self) -> None:
+        """All ranks have come here, and have queued nothing."""
+        if self.world.device.type == "cuda":
+            gc.collect()
+            torch.cuda.synchronize()
+            self.world.meet()
 
     def used_buffer(self) -> Any:
         """A buffer that nobody destroys, in a cycle that only the garbage collector finds."""
@@ -119,16 +138,16 @@ class Graphs:
         elif what == "replay":
             self.replay()
         else:
-            self.graphs = self.graphs[1:]
+            self.forget(self.graphs[1:])
 
     def end_of_graphs(self, others: Callable[[], None]) -> None:
         """The end of the program: graphs are released before the buffer, or after it."""
         for graph in self.graphs:
             self.unchanged(graph)
         if self.rng.random() < 0.5:
-            self.graphs = []
+            self.forget([])
         others()
-        self.graphs = []
+        self.forget([])
 
 
 class Pair:

@@ -372,7 +372,9 @@ class Memory(Rules):
 class ElasticMemory(unittest.TestCase):
     """The heap of an ElasticBuffer on one node of GPUs."""
 
+    @mock.patch.dict(os.environ)
     def test_the_largest_result_fits(self) -> None:
+        os.environ.pop("EPX_DEEP_EP_GPU_BYTES", None)
         for ranks, tokens, fp8 in ((8, 4096, False), (8, 4096, True), (64, 4096, True), (8, 128, False)):
             given = _elastic_sizes.buffer_bytes((1, ranks), True, tokens, 7168, 8, fp8, True)
             memory = ElasticSettings(given, tokens, 7168, 8, 100, False).high_throughput_memory(
