@@ -194,7 +194,7 @@ class Buffer:
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
         """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. Only the caller uses it.
         EPX stores its own state elsewhere, so clearing this memory is harmless and not necessary. It is taken from the
-        heap of the buffer if there is room, and returns there with the last tensor of it."""
+        heap of the buffer if there is room, else from torch, and returns there with the last tensor of it."""
         nbytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         flat = self._scratch(use_rdma_buffer, nbytes)
         checks.positive("offset", offset, 0)
