@@ -341,10 +341,10 @@ def test_rows_that_the_kernel_misses(world: World) -> None:
         if world.rank != 0:  # the others dispatch when rank 0 has called both
             world.meet()
         handle = send(world, buffer, work, do_expand=True, do_cpu_sync=False, async_with_compute_stream=True)[3]
-        _out, _none, done = buffer.combine(rows, handle, async_with_compute_stream=True)
-        if world.rank == 0:
-            world.meet()
-        try:
+        try:  # a rank that is late is told by the call
+            _out, _none, done = buffer.combine(rows, handle, async_with_compute_stream=True)
+            if world.rank == 0:
+                world.meet()
             done.current_stream_wait()
             if world.device.type == "cuda":
                 torch.cuda.synchronize()
