@@ -4,6 +4,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -511,8 +513,65 @@ static void a_child_that_is_forked_beside_a_creation_is_refused(void **state)
     assert_int_equal(status, EPX_ERR_TIMEOUT);
 }
 
+/* TCP sockets of this process, those of libfabric among them. */
+static int count_sockets(void)
+{
+    int count = 0;
+
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_storage at;
+        socklen_t length = sizeof(at);
+
+        count += !getsockname(fd, (struct sockaddr *)&at, &length) && at.ss_family == AF_INET;
+    }
+    return count;
+}
+
+/* A rank that is killed looks alive where a child of it keeps its sockets: a data loader, for instance. They are known
+ * a moment after the group was created. */
+static int forks_without_sockets(struct fixture *s)
+{
+    int clean = 0;
+
+    if (!count_sockets())
+        return fixture_fail(s, "a rank without sockets");
+    for (int i = 0; i < 100 && !clean; i++) {
+        const pid_t pid = child_fork();
+
+        if (pid == 0)
+            _exit(count_sockets());
+        clean = pid > 0 && child_succeeded(pid);
+        usleep(clean ? 0 : 10000);
+    }
+    if (!clean || epx_mask_clean(s->group, NULL) != EPX_OK)
+        return fixture_fail(s, clean ? "epx_mask_clean" : "the child has sockets of its parent");
+    return 0;
+}
+
+static int be_rank_that_forks(int rank, void *arg)
+{
+    epx_group_config config = fixture_config(DEADLINE_MS);
+
+    (void)arg;
+    config.enable_mask = 1;
+    config.ranks_per_node = 1;
+    snprintf(config.net, sizeof(config.net), "ofi:tcp");
+    return fixture_group(rank, 2, NULL, &config, forks_without_sockets, NULL) != 0;
+}
+
+static void a_child_has_no_sockets_of_its_parent(void **state)
+{
+    pid_t pids[2];
+
+    (void)state;
+    child_world(2);
+    assert_int_equal(child_start_ranks(pids, 2, be_rank_that_forks, NULL), 0);
+    assert_int_equal(child_failures(pids, 2), 0);
+}
+
 UNIT_TESTS(a_stream_of_another_group_is_refused, a_group_is_used_by_several_threads,
            a_group_is_not_destroyed_under_a_call, an_event_is_not_destroyed_under_a_wait,
            a_wait_for_counts_goes_on_with_the_next_update, a_handle_is_not_destroyed_under_a_capture,
            a_group_recovers_beside_a_thread_that_watches, a_call_behind_another_ends_though_the_clock_is_set,
-           a_child_of_fork_is_refused_and_the_parent_goes_on, a_child_that_is_forked_beside_a_creation_is_refused)
+           a_child_of_fork_is_refused_and_the_parent_goes_on, a_child_that_is_forked_beside_a_creation_is_refused,
+           a_child_has_no_sockets_of_its_parent)

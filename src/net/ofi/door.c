@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "boot/fork.h"
 #include "util/log.h"
 
 enum { LOW_DESCRIPTORS = 128 };
@@ -73,7 +74,7 @@ int ofi_listener(struct ofi_net *n)
     size_t bytes = sizeof(own);
 
     if (n->listener < 0 && !fi_getname(&n->ep->fid, &own, &bytes) && ofi_port_of(&own) > 0)
-        n->listener = find_listener(ofi_port_of(&own));
+        n->listener = fork_hides(find_listener(ofi_port_of(&own)));
     return n->listener;
 }
 

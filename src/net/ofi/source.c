@@ -10,7 +10,8 @@
  *
  * Both ends find the sockets among the descriptors of their process. Where a source is not found, or comes from another
  * address than the sender sees (translated addresses), or several ranks are threads of one process, nothing is shut: a
- * connection of a rank must never be.
+ * connection of a rank must never be. Children of fork() do not get those that were found (boot/fork.h): a rank that
+ * was killed would look alive as long as a child of it is there.
  */
 #include "net/ofi/ofi.h"
 
@@ -24,6 +25,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "boot/fork.h"
 #include "util/clock.h"
 #include "util/log.h"
 
@@ -131,7 +133,10 @@ static uint32_t source_of(const struct ofi_net *n, const struct links *links, in
             return OFI_SOURCE;
         found = &links->at[i];
     }
-    return found ? mark_of(n, &found->own) : OFI_SOURCE;
+    if (!found)
+        return OFI_SOURCE;
+    fork_hides(found->fd);
+    return mark_of(n, &found->own);
 }
 
 void ofi_sources_find(struct ofi_net *n)
@@ -171,6 +176,8 @@ static int name(struct ofi_net *n, const struct link *link)
     for (int peer = 0; peer < n->rank; peer++)
         if (n->peers[peer].source == mark && mark != OFI_SOURCE)
             found = n->peers[peer].named = 1;
+    if (found)
+        fork_hides(link->fd);
     return found;
 }
 
