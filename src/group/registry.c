@@ -415,10 +415,12 @@ static epx_status judge_stream(const epx_group *group, epx_stream stream, enum f
 epx_status stream_check(const epx_group *group, epx_stream stream, const char *function)
 {
     struct epx_group *owner = NULL;
+    enum found found;
 
     if (!stream)
         return EPX_OK;
-    return judge_stream(group, stream, look_up(REGISTRY_STREAM, stream, &owner), owner, function);
+    found = look_up(REGISTRY_STREAM, stream, &owner); /* not among the arguments: these have no order */
+    return judge_stream(group, stream, found, owner, function);
 }
 
 epx_status stream_enter(struct api_call *call, epx_stream stream, const char *function)
