@@ -71,7 +71,7 @@ class Pool:
             if free:
                 return free.pop()
         if not self.on_cpu and not capturing:
-            # No memory can be allocated during a capture, so spare handles are created in advance.
+            # Spare handles for captures: there, HIP cannot allocate memory, and CUDA is slow.
             for _ in range(_SPARE_HANDLES):
                 self.give(self.group.handle(mode, layout, topk), False)
         return self.group.handle(mode, layout, topk)

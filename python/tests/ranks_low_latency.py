@@ -445,6 +445,30 @@ def test_graph_with_two_streams(world: World) -> None:
             assert calc_diff(combined.cpu(), weighted(work, me)) < 1e-5
 
 
+def test_graph_with_many_handles(world: World) -> None:
+    """A capture that needs more handles than the buffer has spare ones allocates them."""
+    world.only("cuda")
+    buffer, me, count = world.buffer(), world.rank, 7
+    work = Work(world.nranks, 12, 256, 2 * world.nranks, 5, seed=97, uneven=False)  # a top-k of no other test
+    x, idx, weights = (world.to(t[me]) for t in (work.x, work.idx, work.weights))
+
+    def pairs() -> List[torch.Tensor]:
+        sent = [buffer.low_latency_dispatch(x, idx, 16, work.experts, use_fp8=False) for _ in range(count)]
+        return [buffer.low_latency_combine(recv.clone(), idx, weights, handle)[0]
+                for recv, _counts, handle, _event, _hook in sent]
+
+    check_one(world, buffer, work, 16)
+    torch.cuda.synchronize()
+    world.meet()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sums = pairs()
+    world.meet()
+    graph.replay()
+    for combined in sums:
+        assert calc_diff(combined.cpu(), weighted(work, me)) < 1e-5
+
+
 def test_a_graph_keeps_its_group(world: World) -> None:
     """A group that was captured into a graph and then replaced lives as long as the buffer, and a handle that a graph
     uses is no eager call's. recover() frees it only if the graphs are released."""

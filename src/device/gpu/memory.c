@@ -123,6 +123,7 @@ epx_status gpu_mem_alloc_for(struct device *device, size_t bytes, int shared, vo
 {
     struct gpu_device *gpu = (struct gpu_device *)device;
     epx_status status = gpu_use(device);
+    const int mode = gpu_capture_relax();
 
     *ptr = NULL;
     if (status == EPX_OK) {
@@ -135,6 +136,7 @@ epx_status gpu_mem_alloc_for(struct device *device, size_t bytes, int shared, vo
         status = gpu_check(cudaMemsetAsync(*ptr, 0, bytes ? bytes : 1, gpu->side), "cudaMemsetAsync");
     if (status == EPX_OK)
         status = gpu_check(cudaStreamSynchronize(gpu->side), "clearing memory");
+    gpu_capture_restore(mode);
     return status;
 }
 
@@ -153,11 +155,13 @@ void gpu_mem_free(struct device *device, void *ptr)
 epx_status gpu_host_alloc(struct device *device, size_t bytes, void **ptr)
 {
     epx_status status = gpu_use(device);
+    const int mode = gpu_capture_relax();
 
     *ptr = NULL;
     if (status == EPX_OK)
         status = gpu_check(cudaHostAlloc(ptr, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable),
                            "cudaHostAlloc");
+    gpu_capture_restore(mode);
     if (status == EPX_OK)
         memset(*ptr, 0, bytes);
     return status;
