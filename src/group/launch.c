@@ -2,6 +2,7 @@
 /* Launching: one order for all operations of a group, whatever streams they are given. */
 #include "group/launch.h"
 
+#include "util/status.h"
 #include "util/trace.h"
 
 /* What `stream` is given from now on runs after what `earlier` has been given. */
@@ -30,6 +31,18 @@ static epx_status order_captured(struct epx_group *group, struct device_stream *
     return status;
 }
 
+/* An event of a stream that captures by now would pull `stream` into that capture, and nothing else says when the work
+ * that it had before has ended. */
+static epx_status put_after_last(struct epx_group *group, struct device_stream *stream)
+{
+    struct device_stream *last = group->last_stream;
+
+    if (last && last != stream && group->device->ops->stream_captures(group->device, last))
+        return fail(EPX_ERR_USAGE, "the stream of the group's last operation captures a graph; expected the end of the "
+                                   "capture first, or a call on that stream");
+    return put_after(group, stream, last);
+}
+
 epx_status launch_order(struct epx_group *group, struct device_stream **stream)
 {
     epx_status status;
@@ -40,7 +53,7 @@ epx_status launch_order(struct epx_group *group, struct device_stream **stream)
     capture = group->device->ops->stream_captures(group->device, *stream);
     if (capture)
         return order_captured(group, *stream, capture);
-    status = put_after(group, *stream, group->last_stream);
+    status = put_after_last(group, *stream);
     if (status == EPX_OK)
         group->last_stream = *stream;
     return status;

@@ -106,5 +106,20 @@ static void test_streams_of_one_capture_wait_for_each_other(void **state)
     assert_string_equal(story, "l4 r4 w3 l3 ");
 }
 
+/* An event of a captured stream would pull the other stream into the capture. */
+static void test_nobody_is_pulled_into_a_capture(void **state)
+{
+    struct epx_group group = {.device = &fake};
+
+    (void)state;
+    memset(capture_of, 0, sizeof(capture_of));
+    run(&group, (const int[]){1, 0});
+    capture_of[1] = 7;
+    assert_int_equal(launch_ordered(&group, STREAM(2), KERNEL_LL_DISPATCH, NULL, 0), EPX_ERR_USAGE);
+    capture_of[1] = 0;
+    run(&group, (const int[]){2, 0});
+    assert_string_equal(story, "r1 w2 l2 ");
+}
+
 UNIT_TESTS(test_streams_wait_for_each_other, test_captured_stream_stands_apart,
-           test_streams_of_one_capture_wait_for_each_other)
+           test_streams_of_one_capture_wait_for_each_other, test_nobody_is_pulled_into_a_capture)
