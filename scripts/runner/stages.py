@@ -285,7 +285,7 @@ def other_build(name):
             "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={cross_target()}",
             f"-DCMAKE_C_COMPILER={compiler}",
             f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator};-L;/usr/{cross_target()}-linux-gnu", "-DEPX_CUDA=OFF", quickly,
-            # No test of this stage runs kernels. The stage gcc has the same lines, with all warnings of -O3.
+            # Few tests of this stage run kernels. The stage gcc has the same lines, with all warnings of -O3.
             "-DEPX_SIM_OPTIONS=-O0", "-DEPX_KERNEL_OPTIONS=-O0"]),
     }[name]
 
@@ -349,7 +349,7 @@ def thread(run):
 
 
 def cross(run):
-    """the other architecture: everything compiled with -Werror, tests of arithmetic and formats under qemu-user"""
+    """the other architecture: everything compiled with -Werror, some tests under qemu-user"""
     missing = [name for name in cross_tools() if not shutil.which(name)]
     if missing:
         run.skip("cross", f"there is no {' and no '.join(missing)}")
