@@ -2,8 +2,8 @@
 #include "boot/fork.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,16 +35,31 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-int fork_hides(int fd)
+/* Not fstat(), which ThreadSanitizer takes for a use of what the descriptor is. */
+uint64_t fork_inode(int fd)
+{
+    struct statx about;
+
+    return fd >= 0 && statx(fd, "", AT_EMPTY_PATH, STATX_INO, &about) == 0 ? about.stx_ino : 0;
+}
+
+void fork_hides_inode(int fd, uint64_t inode)
 {
     int seen = __atomic_load_n(&most, __ATOMIC_RELAXED);
-    struct stat about;
 
-    if (fd < 0 || fd >= MOST_FILES || fstat(fd, &about) != 0)
-        return fd;
+    if (fd < 0 || fd >= MOST_FILES || !inode)
+        return;
     pthread_once(&once, watch_forks);
-    __atomic_store_n(&sockets[fd], about.st_ino, __ATOMIC_RELAXED);
+    __atomic_store_n(&sockets[fd], inode, __ATOMIC_RELAXED);
     while (seen <= fd && !__atomic_compare_exchange_n(&most, &seen, fd + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
+}
+
+int fork_hides(int fd)
+{
+    const int saved = errno;
+
+    fork_hides_inode(fd, fork_inode(fd));
+    errno = saved;
     return fd;
 }

@@ -37,6 +37,7 @@
 /* A connection of this process. */
 struct link {
     int fd;
+    uint64_t inode; /* read first: where another rank of this process closes it meanwhile, it is no other file's */
     struct sockaddr_storage own, other;
 };
 
@@ -71,7 +72,7 @@ static int same(const struct sockaddr_storage *a, const struct sockaddr_storage 
 
 static void add_link(struct links *links, int fd)
 {
-    struct link link = {.fd = fd};
+    struct link link = {.fd = fd, .inode = fork_inode(fd)};
     socklen_t own = sizeof(link.own), other = sizeof(link.other);
     struct link *more;
 
@@ -135,7 +136,7 @@ static uint32_t source_of(const struct ofi_net *n, const struct links *links, in
     }
     if (!found)
         return OFI_SOURCE;
-    fork_hides(found->fd);
+    fork_hides_inode(found->fd, found->inode);
     return mark_of(n, &found->own);
 }
 
@@ -177,7 +178,7 @@ static int name(struct ofi_net *n, const struct link *link)
         if (n->peers[peer].source == mark && mark != OFI_SOURCE)
             found = n->peers[peer].named = 1;
     if (found)
-        fork_hides(link->fd);
+        fork_hides_inode(link->fd, link->inode);
     return found;
 }
 
