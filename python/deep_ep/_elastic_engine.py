@@ -55,8 +55,9 @@ class ElasticPool(Pool):
         self.plans: Dict[Any, Any] = {}
 
     def _make(self, layout: epx.Layout, topk: int, alignment: int, drops: bool) -> epx.Handle:
-        return self.group.handle(epx.Mode.HIGH_THROUGHPUT, layout, topk, alignment,
-                                 source_map=layout is epx.Layout.EXPERT_MAJOR, drop_rows=_NO_LIMIT if drops else 0)
+        return self.made(self.group.handle(
+            epx.Mode.HIGH_THROUGHPUT, layout, topk, alignment, source_map=layout is epx.Layout.EXPERT_MAJOR,
+            drop_rows=_NO_LIMIT if drops else 0))
 
     def _free(self, handle_kind: Tuple[epx.Layout, int, int, bool], in_graph: bool) -> List[epx.Handle]:
         return self._handles[(*handle_kind, in_graph)]  # type: ignore[index]

@@ -55,6 +55,9 @@ class Pool:
         self.captured = False  # True once an operation was captured into a graph
         self._left_alone = False
         self.closed = False  # the group itself lives until the last of its memory is released
+        # All handles. A routing in a reference cycle is finalized together with what only it refers to: a handle must
+        # not be among that, for it would end while the routing gives it back.
+        self._made: List[epx.Handle] = []
         # Free handles, by (top-k, used in graphs).
         self._handles: DefaultDict[Tuple[int, bool], List[epx.Handle]] = collections.defaultdict(list)
 
@@ -73,8 +76,13 @@ class Pool:
         if not self.on_cpu and not capturing:
             # Spare handles for captures: there, HIP cannot allocate memory, and CUDA is slow.
             for _ in range(_SPARE_HANDLES):
-                self.give(self.group.handle(mode, layout, topk), False)
-        return self.group.handle(mode, layout, topk)
+                self.give(self.made(self.group.handle(mode, layout, topk)), False)
+        return self.made(self.group.handle(mode, layout, topk))
+
+    def made(self, handle: epx.Handle) -> epx.Handle:
+        """Keeps a new handle as long as the pool."""
+        self._made.append(handle)
+        return handle
 
     def free_handles(self, topk: int, in_graph: bool) -> List[epx.Handle]:
         """The list of free handles itself, not a copy."""

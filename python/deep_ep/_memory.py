@@ -191,7 +191,8 @@ class CudaHeap(Heap):
         # them. Replays with operations of one group run one after the other, so graphs share them.
         self._of_graphs: Dict[Tuple[int, int], List[_Piece]] = {}
         self._spare: List[_Piece] = []  # for graphs, not used yet
-        self._handed_out: Set[int] = set()  # addresses
+        # By address. A lease in a reference cycle is finalized together with what only it refers to, as in Pool.
+        self._handed_out: Dict[int, _Piece] = {}
         self._closed = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -208,7 +209,7 @@ class CudaHeap(Heap):
 
     def take_back(self, piece: _Piece) -> None:
         """Returns a piece that is no longer referenced. Queued work of the current stream may still use it."""
-        self._handed_out.discard(piece.block.address)
+        self._handed_out.pop(piece.block.address, None)
         if not self._closed:
             # A captured stream runs nothing now. The work that uses the piece is queued on the stream that reserved it.
             if not piece.in_graph and not torch.cuda.is_current_stream_capturing():
@@ -239,7 +240,7 @@ class CudaHeap(Heap):
                 return None
             piece = _Piece(block)
         piece.stream = stream
-        self._handed_out.add(piece.block.address)
+        self._handed_out[piece.block.address] = piece
         return Reserved(form, piece, _Lease(self, piece), self._where)
 
     def prepare_graphs(self, form: Form) -> None:
@@ -259,7 +260,7 @@ class CudaHeap(Heap):
         if piece is None:
             return None
         piece.stream = stream
-        self._handed_out.add(piece.block.address)
+        self._handed_out[piece.block.address] = piece
         return form.tensors(piece.exports(form, self._where), _Lease(self, piece))
 
     def _new_of_graphs(self, nbytes: int) -> Optional[_Piece]:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import weakref
-from typing import Any, ContextManager, Iterator
+from typing import Any, ContextManager, Iterator, List
 
 import deep_ep
 import epx
@@ -264,6 +264,37 @@ def test_many_handles(world: World) -> None:
     for work, (recv, *_rest, handle, _event) in reversed(list(zip(works, kept))):
         again = buffer.dispatch(world.to(work.x[world.rank]), handle=tuple(list(handle)))
         assert torch.equal(again[0], recv)
+
+
+def test_handles_in_cycles(world: World) -> None:
+    """The garbage collector finalizes a routing and what only it refers to in any order. Its handle serves the next
+    routing, and ended when a later call created another one: "not a living handle"."""
+    buffer, elastic = new_buffer(), deep_ep.ElasticBuffer(
+        dist.group.WORLD, num_max_tokens_per_rank=8, hidden=128, num_topk=2, explicitly_destroy=True)
+    work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=16, uneven=False)
+    x, idx, weights = (world.to(t[world.rank]) for t in (work.x, work.idx, work.weights))
+
+    def v1() -> Any:
+        recv, _idx, _weights, _counts, handle, _event = dispatch(world, buffer, work)
+        return handle, lambda: buffer.combine(recv, handle)[0]
+
+    def low() -> Any:
+        recv, _counts, handle, _event, hook = buffer.low_latency_dispatch(x, idx, 8, work.experts, use_fp8=False)
+        return handle, lambda: buffer.low_latency_combine(recv, idx, weights, handle)[0]
+
+    def v2() -> Any:
+        recv, _idx, _weights, handle, _event = elastic.dispatch(x, idx, weights, num_experts=work.experts)
+        return handle, lambda: elastic.combine(recv, handle)[0]
+
+    for begin in (v1, low, v2):
+        cycle: List[Any] = list(begin())
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+        sums = [combine() for _handle, combine in [begin() for _ in range(6)]]
+        assert all(torch.equal(total, sums[0]) for total in sums[1:])
+    buffer.destroy()
+    elastic.destroy()
 
 
 def test_copied_handles(world: World) -> None:
