@@ -377,6 +377,18 @@ def weighted(work: Work, rank: int) -> torch.Tensor:
     return total.bfloat16()
 
 
+def captured(world: World, calls: Callable[[], Any]) -> Tuple[Any, Any]:
+    """A graph of these calls, and what they return. Ranks that share a GPU: nobody waits for another one while that
+    instantiates a graph."""
+    torch.cuda.synchronize()
+    world.meet()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = calls()
+    world.meet()
+    return graph, result
+
+
 def test_graph(world: World) -> None:
     """A captured dispatch and combine, replayed with other tokens and other routing in the same tensors, also after a
     larger group has replaced that of the graph."""
@@ -394,12 +406,7 @@ def test_graph(world: World) -> None:
         return combined
 
     both()
-    torch.cuda.synchronize()
-    world.meet()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        combined = both()
-    world.meet()
+    graph, combined = captured(world, both)
     for work in works[1:]:
         x.copy_(work.x[me])
         idx.copy_(work.idx[me])
@@ -431,12 +438,7 @@ def test_graph_with_two_streams(world: World) -> None:
         return [combined for combined, _event, _hook in back]
 
     both()
-    torch.cuda.synchronize()
-    world.meet()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        sums = both()
-    world.meet()
+    graph, sums = captured(world, both)
     for _ in range(20):
         for combined in sums:
             combined.zero_()
@@ -458,12 +460,7 @@ def test_graph_with_many_handles(world: World) -> None:
                 for recv, _counts, handle, _event, _hook in sent]
 
     check_one(world, buffer, work, 16)
-    torch.cuda.synchronize()
-    world.meet()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        sums = pairs()
-    world.meet()
+    graph, sums = captured(world, pairs)
     graph.replay()
     for combined in sums:
         assert calc_diff(combined.cpu(), weighted(work, me)) < 1e-5
@@ -511,12 +508,8 @@ def test_mask_query_beside_a_graph(world: World) -> None:
         return buffer.low_latency_combine(recv, idx, weights, handle)[0]
 
     expected = both().clone()
-    torch.cuda.synchronize()
-    world.meet()
-    graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph):
-        combined = both()
-    world.meet()
+    aside = torch.cuda.Stream()
+    graph, combined = captured(world, both)
     statuses = [torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device) for _ in range(20)]
     torch.cuda.synchronize()
     for status in statuses:
