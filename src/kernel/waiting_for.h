@@ -143,8 +143,10 @@ struct trail {
     int looks;         /* at it, since it came here or since `at` last said that it waits */
     int known;         /* `word` is what `at` said first, or last */
     int taken;         /* `at` is elsewhere: the own proxy has taken questions since it was first asked */
+    int missed;        /* ... and `at` has not answered within the last slice */
     uint64_t word;     /* WAITS_WORD, or a beat that differs as that of the word does */
     uint64_t replies;  /* `at` is elsewhere: how many it had given before */
+    uint64_t answers;  /* ... and when the last slice began */
     uint64_t question; /* ... and the last question to it; 0: none yet */
 };
 
@@ -179,9 +181,22 @@ KFN_STEP void trail_move(struct trail *t, const struct group_dev *g, int rank)
     t->looks = 0;
     t->known = local;
     t->taken = 0;
+    t->missed = 0;
     t->word = local ? ag_look(&waiting_control(g, rank)->waits) : 0;
-    t->replies = local ? 0 : WAITS_BEAT(ag_look(reply_word(g, rank)));
+    t->replies = t->answers = local ? 0 : WAITS_BEAT(ag_look(reply_word(g, rank)));
     t->question = 0;
+}
+
+/* A rank that answers after a slice without an answer was stopped meanwhile: it could not say that it waits. So its
+ * silence begins again: that of a process that is stopped and that of one that runs do not add up. */
+KFN_STEP void trail_woke(struct trail *t, uint64_t answers)
+{
+    if (t->missed && answers != t->answers)
+        t->looks = t->missed = 0;
+    if (t->looks % LOOKS)
+        return;
+    t->missed = t->looks && t->taken && answers == t->answers;
+    t->answers = answers;
 }
 
 /* What the proxy of t->at says about its word (on_alarm() of group/net.c), 0 if it has not answered yet. It is asked
@@ -193,6 +208,7 @@ KFN_STEP uint64_t trail_ask(struct agent *ag, const struct group_dev *g, struct 
     const int taken = t->question && (int64_t)(WAITS_BEAT(asked) - WAITS_BEAT(t->question)) >= 0;
 
     t->taken |= taken;
+    trail_woke(t, WAITS_BEAT(reply));
     if (t->looks % LOOKS == 0 || (taken && asked != t->question))
         t->question = put_question(ag, ring, t->at);
     if (WAITS_BEAT(reply) == t->replies)

@@ -340,6 +340,15 @@ static void a_seed_of_a_join_that_has_found_something(void **state)
               (struct sim_case_options){.modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_DEATH | SIM_FAULT_JOIN});
 }
 
+/* The same with ranks that stop: a healthy one ran for less than a slice between two stalls, and answered then. What it
+ * was silent before and after was added up, and it was named for the one that had stopped. */
+static void a_seed_of_a_stop_that_has_found_something(void **state)
+{
+    (void)state;
+    run_seeds("a_seed_of_a_stop_that_has_found_something", 160600010998, 1,
+              (struct sim_case_options){.modes = BOTH, .faults = SIM_FAULT_STOP});
+}
+
 /* The same seed takes the same steps: a failure can be looked at again. */
 static void a_seed_replays_exactly(void **state)
 {
@@ -376,6 +385,7 @@ UNIT_TESTS_WITHIN(set_up, NULL, the_seed_decides_the_order, time_jumps_when_all_
                   what_does_not_end_is_ended, ranks_meet, the_living_do_not_wait_for_the_dead,
                   seeds_that_have_found_something, seeds_with_late_ranks_that_have_found_something,
                   a_seed_of_a_recovery_that_has_found_something, a_seed_of_a_join_that_has_found_something,
-                  a_seed_replays_exactly, on_one_node, low_latency_across_nodes, high_throughput_across_nodes,
-                  high_throughput_with_split_memory, anything_without_faults, anything_with_faults,
-                  a_rank_that_stops_is_named, faults_in_a_recovery, many_ranks)
+                  a_seed_of_a_stop_that_has_found_something, a_seed_replays_exactly, on_one_node,
+                  low_latency_across_nodes, high_throughput_across_nodes, high_throughput_with_split_memory,
+                  anything_without_faults, anything_with_faults, a_rank_that_stops_is_named, faults_in_a_recovery,
+                  many_ranks)
