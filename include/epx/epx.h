@@ -261,6 +261,15 @@ EPX_API epx_status epx_group_join(epx_group **group, const char *ticket, int ran
  * same, but a thread has not returned from the network's library; memory that it may still use, including the heap,
  * stays allocated until the process ends. */
 EPX_API epx_status epx_group_destroy(epx_group *group);
+/*
+ * Local: operations of both groups, and of those that were ordered with either before, run in the order of their calls
+ * from now on, on whatever streams, as those of one group do. Both are on the same device. Kernels wait for other ranks
+ * while they occupy the GPU: where it has no room for those of two groups at the same time (ranks share it, or
+ * num_agents is large), ranks whose streams begin them in different order would wait for each other until the deadline.
+ * All ranks make the calls of these groups in the same order. On the CPU it has no effect: threads always find room. No
+ * other thread uses either group meanwhile.
+ */
+EPX_API epx_status epx_group_order_with(epx_group *group, epx_group *other);
 
 typedef struct epx_group_info {
     uint32_t size;

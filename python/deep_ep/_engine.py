@@ -15,6 +15,7 @@ buffer, so that a rank may be missing from the first operation on.
 import collections
 import os
 import struct
+import weakref
 from typing import Any, Callable, DefaultDict, Dict, List, Optional, Tuple
 
 import epx
@@ -183,6 +184,8 @@ class Engine:
         # Replaced ones, which graphs use; those of low latency have masks.
         self._captured: List[Pool] = []
         self._captured_low: List[Pool] = []
+        # On GPUs, those that were replaced included.
+        self._groups: List[Tuple[int, "weakref.ref[epx.Group]"]] = []
         self.rank, self.nranks = bootstrap.rank, bootstrap.nranks
         self.node, self.nnodes, self.node_of = probe_nodes(bootstrap, settings.use_fabric)
 
@@ -352,4 +355,16 @@ class Engine:
         group = epx.Group(bootstrap or self.bootstrap, device=kind, device_index=device.index or 0,
                           use_fabric=int(self.settings.use_fabric), **config)
         group.holds = device.type == "cpu"  # on a GPU, torch frees memory in stream order
+        if device.type != "cpu":
+            self._put_in_order(group, device)
         return group
+
+    def _put_in_order(self, group: epx.Group, device: torch.device) -> None:
+        """The operations of a buffer run in the order of its calls, whichever groups they use: where ranks share a GPU,
+        kernels of two groups may have no room at the same time, and each rank could begin with another one."""
+        self._groups = [(index, ref) for index, ref in self._groups if ref() is not None]
+        for index, ref in self._groups:
+            other = ref()
+            if index == (device.index or 0) and other is not None and other.alive:
+                group.order_with(other)
+        self._groups.append((device.index or 0, weakref.ref(group)))

@@ -247,6 +247,10 @@ class Group(HandleOwner, HeapOwner):
         """Clears the error. If it ended an operation, every rank must call this; the group is then usable again."""
         self._check_collective(lambda: self._lib.epx_group_error_clear(self.address))
 
+    def order_with(self, other: "Group") -> None:
+        """Runs the operations of both groups in the order of their calls, on whatever streams. Local."""
+        check(self._lib.epx_group_order_with(self.address, other.address))
+
     def stats(self) -> Dict[str, int]:
         """The counters since creation or the last reset: operations, rows, bytes, waits."""
         struct = _abi.StatsStruct()

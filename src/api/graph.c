@@ -35,18 +35,13 @@ epx_status epx_graph_launch(epx_graph *graph, epx_stream stream)
 {
     API_ISSUE;
     epx_status status = graph_check(graph, "epx_graph_launch");
-    struct device_stream *on;
 
     if (status == EPX_OK)
         status = stream_check(graph->group, stream, "epx_graph_launch");
     if (status == EPX_OK)
         status = ll_graph_check(graph);
-    if (status != EPX_OK)
-        return status;
-    on = group_stream(graph->group, stream);
-    status = launch_order(graph->group, &on);
     if (status == EPX_OK)
-        status = graph->group->device->ops->graph_launch(graph->group->device, graph->graph, on);
+        status = launch_graph(graph, group_stream(graph->group, stream));
     if (status == EPX_OK)
         ll_graph_launched(graph);
     return status;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* epx_group_create, destroy, query, memory, stats. */
+/* epx_group_create, destroy, order_with, query, memory, stats. */
 #include <stdio.h>
 
 #include "group/config.h"
 #include "group/create.h"
+#include "group/launch.h"
 #include "group/net.h"
 #include "group/registry.h"
 #include "group/stats.h"
@@ -41,6 +42,30 @@ epx_status epx_group_destroy(epx_group *group)
     status = group_destroy(group);
     registry_end();
     return status;
+}
+
+static int on_one_device(const epx_group *a, const epx_group *b)
+{
+    return a->device->ops->kind == b->device->ops->kind &&
+           (a->device->ops->kind == EPX_DEVICE_CPU || a->set.device_index == b->set.device_index);
+}
+
+epx_status epx_group_order_with(epx_group *group, epx_group *other)
+{
+    API_ISSUE;
+    epx_status status = group_check(group, "epx_group_order_with");
+
+    if (status == EPX_OK)
+        status = group_check(other, "epx_group_order_with");
+    if (status != EPX_OK)
+        return status;
+    if (group == other)
+        return fail(EPX_ERR_ARGUMENT, "epx_group_order_with: other: expected another group, got the same");
+    if (!on_one_device(group, other))
+        return fail(EPX_ERR_ARGUMENT, "epx_group_order_with: other: expected a group on %s %d, got %s %d",
+                    group->device->ops->name, group->set.device_index, other->device->ops->name,
+                    other->set.device_index);
+    return group->device->ops->kind == EPX_DEVICE_CPU ? EPX_OK : launch_share_turns(group, other);
 }
 
 epx_status epx_group_query(const epx_group *group, epx_group_info *out)

@@ -11,6 +11,7 @@
 #include "group/giveback.h"
 #include "group/handshake.h"
 #include "group/heap.h"
+#include "group/launch.h"
 #include "group/marks.h"
 #include "group/memory.h"
 #include "group/net.h"
@@ -107,6 +108,7 @@ epx_status group_free(struct epx_group *group)
         ledger_closing(group->ledger, 1);
     watch_sampler_stop(group);
     watch_clean_up(group);
+    launch_leave_turns(group);
     if (ops) {
         if (group->order_event)
             ops->event_destroy(group->device, group->order_event);

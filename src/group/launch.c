@@ -1,9 +1,101 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launching: one order for all operations of a group, whatever streams they are given. */
+/* Launching: one order for all operations of a group, and of groups that share turns, whatever streams they are given.
+ */
 #include "group/launch.h"
+
+#include <pthread.h>
+#include <stdlib.h>
 
 #include "util/status.h"
 #include "util/trace.h"
+
+/* Groups whose operations run in one order. */
+struct launch_turns {
+    int groups;
+    struct epx_group *last, *captured; /* of the last operation, and of the last one that was captured; NULL: none */
+};
+
+/* Held from the ordering of an operation to its launch: what is put after a stream comes after its last operation. */
+static pthread_mutex_t turns_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct launch_turns *turns_of(const struct epx_group *group)
+{
+    return __atomic_load_n(&group->turns, __ATOMIC_ACQUIRE);
+}
+
+static void turn_begin(const struct epx_group *group)
+{
+    if (turns_of(group))
+        pthread_mutex_lock(&turns_lock);
+}
+
+static void turn_end(const struct epx_group *group)
+{
+    if (turns_of(group))
+        pthread_mutex_unlock(&turns_lock);
+}
+
+/* Call with the lock held. */
+static void join_turns(struct epx_group *group, struct launch_turns *turns)
+{
+    turns->groups += group->turns != turns;
+    if (!turns->last && group->last_stream)
+        turns->last = group;
+    __atomic_store_n(&group->turns, turns, __ATOMIC_RELEASE);
+}
+
+static epx_status share_turns(struct epx_group *group, struct epx_group *other)
+{
+    struct launch_turns *turns = other->turns ? other->turns : group->turns;
+
+    if (group->turns && other->turns && group->turns != other->turns)
+        return fail(EPX_ERR_USAGE, "epx_group_order_with: both groups are ordered with others already; expected one "
+                                   "that is not");
+    if (!turns)
+        turns = calloc(1, sizeof(*turns));
+    if (!turns)
+        return fail(EPX_ERR_MEMORY, "no memory for the order of two groups");
+    join_turns(group, turns);
+    join_turns(other, turns);
+    return EPX_OK;
+}
+
+epx_status launch_share_turns(struct epx_group *group, struct epx_group *other)
+{
+    epx_status status;
+
+    pthread_mutex_lock(&turns_lock);
+    status = share_turns(group, other);
+    pthread_mutex_unlock(&turns_lock);
+    return status;
+}
+
+void launch_leave_turns(struct epx_group *group)
+{
+    struct launch_turns *turns = turns_of(group);
+
+    if (!turns)
+        return;
+    pthread_mutex_lock(&turns_lock);
+    if (turns->last == group)
+        turns->last = NULL;
+    if (turns->captured == group)
+        turns->captured = NULL;
+    group->turns = NULL;
+    if (--turns->groups == 0)
+        free(turns);
+    pthread_mutex_unlock(&turns_lock);
+}
+
+void launch_forget_stream(struct epx_group *group, const struct device_stream *stream)
+{
+    turn_begin(group);
+    if (group->last_stream == stream)
+        group->last_stream = NULL;
+    if (group->captured_stream == stream)
+        group->captured_stream = NULL;
+    turn_end(group);
+}
 
 /* What `stream` is given from now on runs after what `earlier` has been given. */
 static epx_status put_after(struct epx_group *group, struct device_stream *stream, struct device_stream *earlier)
@@ -22,12 +114,18 @@ static epx_status put_after(struct epx_group *group, struct device_stream *strea
  * run, and branches of a graph that run side by side would begin in another order on each rank. */
 static epx_status order_captured(struct epx_group *group, struct device_stream *stream, uint64_t capture)
 {
+    struct launch_turns *turns = turns_of(group);
+    const struct epx_group *other = turns && turns->captured ? turns->captured : group;
     epx_status status = EPX_OK;
 
     if (group->captured_in == capture)
         status = put_after(group, stream, group->captured_stream);
+    if (status == EPX_OK && other != group && other->captured_in == capture)
+        status = put_after(group, stream, other->captured_stream);
     group->captured_in = capture;
     group->captured_stream = stream;
+    if (turns)
+        turns->captured = group;
     return status;
 }
 
@@ -43,7 +141,22 @@ static epx_status put_after_last(struct epx_group *group, struct device_stream *
     return put_after(group, stream, last);
 }
 
-epx_status launch_order(struct epx_group *group, struct device_stream **stream)
+/* The last operation of another group. One whose stream captures by now is no reason to fail: who begins a capture has
+ * waited for the stream, as torch does. */
+static epx_status put_after_others(struct epx_group *group, struct device_stream *stream)
+{
+    struct launch_turns *turns = turns_of(group);
+    struct device_stream *last = turns && turns->last && turns->last != group ? turns->last->last_stream : NULL;
+
+    if (last && group->device->ops->stream_captures(group->device, last))
+        last = NULL;
+    if (turns)
+        turns->last = group;
+    return put_after(group, stream, last);
+}
+
+/* Call between turn_begin() and turn_end(). */
+static epx_status order(struct epx_group *group, struct device_stream **stream)
 {
     epx_status status;
     uint64_t capture;
@@ -55,20 +168,48 @@ epx_status launch_order(struct epx_group *group, struct device_stream **stream)
         return order_captured(group, *stream, capture);
     status = put_after_last(group, *stream);
     if (status == EPX_OK)
+        status = put_after_others(group, *stream);
+    if (status == EPX_OK)
         group->last_stream = *stream;
+    return status;
+}
+
+epx_status launch_order(struct epx_group *group, struct device_stream **stream)
+{
+    epx_status status;
+
+    turn_begin(group);
+    status = order(group, stream);
+    turn_end(group);
     return status;
 }
 
 epx_status launch_agents(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
                          size_t bytes, int most)
 {
-    epx_status status = launch_order(group, &stream);
+    epx_status status;
 
-    if (status != EPX_OK)
-        return status;
+    turn_begin(group);
+    status = order(group, &stream);
     group->device->marks = trace_on() ? group->marks.device : NULL;
-    return group->device->ops->launch(group->device, stream, id, params, bytes,
-                                      most < group->set.agents ? most : group->set.agents);
+    if (status == EPX_OK)
+        status = group->device->ops->launch(group->device, stream, id, params, bytes,
+                                            most < group->set.agents ? most : group->set.agents);
+    turn_end(group);
+    return status;
+}
+
+epx_status launch_graph(struct epx_graph *graph, struct device_stream *stream)
+{
+    struct epx_group *group = graph->group;
+    epx_status status;
+
+    turn_begin(group);
+    status = order(group, &stream);
+    if (status == EPX_OK)
+        status = group->device->ops->graph_launch(group->device, graph->graph, stream);
+    turn_end(group);
+    return status;
 }
 
 epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,

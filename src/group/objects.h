@@ -111,6 +111,7 @@ struct epx_group {
     struct device_stream
         *last_stream; /* of the last operation; operations of a group run in the order of their calls */
     struct device_event *order_event;
+    struct launch_turns *turns; /* groups whose operations run in one order with those of this one; NULL: none */
     struct device_stream *captured_stream; /* of the last operation that was captured, and in which capture */
     uint64_t captured_in;
     struct kept_rows *kept_rows; /* the largest first */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "group/launch.h"
 #include "group/registry.h"
 #include "util/status.h"
 
@@ -49,10 +50,7 @@ static epx_status destroy_owned(struct epx_group *group, struct owned_stream **l
         return status;
     *link = owned->next;
     free(owned);
-    if (group->last_stream == stream)
-        group->last_stream = NULL;
-    if (group->captured_stream == stream)
-        group->captured_stream = NULL;
+    launch_forget_stream(group, stream);
     return group->device->ops->stream_destroy(group->device, stream);
 }
 

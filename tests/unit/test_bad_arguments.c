@@ -58,6 +58,9 @@ static int null_pointers(struct fixture *s)
     REFUSED(epx_group_abort(NULL, EPX_ERR_USAGE), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_group_abort(s->group, EPX_OK), EPX_ERR_ARGUMENT, "why", "got 0");
     REFUSED(epx_group_abort(s->group, (epx_status)13), EPX_ERR_ARGUMENT, "why", "got 13");
+    REFUSED(epx_group_order_with(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_group_order_with(NULL, s->group), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_group_order_with(s->group, s->group), EPX_ERR_ARGUMENT, "another group");
     REFUSED(epx_group_destroy(NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_version(NULL), EPX_ERR_ARGUMENT, "NULL");
     return 0;

@@ -106,6 +106,75 @@ static void test_streams_of_one_capture_wait_for_each_other(void **state)
     assert_string_equal(story, "l4 r4 w3 l3 ");
 }
 
+/* A launch of each group in turn: "A1" is group A on stream 1. */
+static void run_groups(struct epx_group *a, struct epx_group *b, const char *calls)
+{
+    story[0] = 0;
+    for (; *calls; calls += 2)
+        assert_int_equal(launch_ordered(*calls == 'A' ? a : b, STREAM(calls[1] - '0'), KERNEL_LL_DISPATCH, NULL, 0),
+                         EPX_OK);
+}
+
+/* Two kernels that wait for other ranks may not fit on a GPU at the same time. */
+static void test_groups_wait_for_each_other(void **state)
+{
+    struct epx_group a = {.device = &fake}, b = a, c = a, d = a, e = a;
+
+    (void)state;
+    memset(capture_of, 0, sizeof(capture_of));
+    run_groups(&a, &b, "A1B2A3");
+    assert_string_equal(story, "l1 l2 r1 w3 l3 "); /* not yet */
+    assert_int_equal(launch_share_turns(&a, &b), EPX_OK);
+    assert_int_equal(launch_share_turns(&a, &b), EPX_OK);
+    run_groups(&a, &b, "A3B2A1B1A1");
+    assert_string_equal(story, "l3 r3 w2 l2 r3 w1 r2 w1 l1 r2 w1 l1 l1 ");
+    assert_int_equal(launch_share_turns(&c, &b), EPX_OK); /* a third one */
+    run_groups(&c, &a, "A1B1A2B3");
+    assert_string_equal(story, "l1 l1 r1 w2 r1 w2 l2 r1 w3 r2 w3 l3 ");
+    assert_int_equal(launch_share_turns(&d, &e), EPX_OK);
+    assert_int_equal(launch_share_turns(&d, &b), EPX_ERR_USAGE);
+    for (int i = 0; i < 5; i++)
+        launch_leave_turns((struct epx_group *[]){&a, &b, &c, &d, &e}[i]);
+}
+
+/* Streams and groups that have ended are not waited for. */
+static void test_groups_that_end(void **state)
+{
+    struct epx_group a = {.device = &fake}, b = {.device = &fake};
+
+    (void)state;
+    memset(capture_of, 0, sizeof(capture_of));
+    assert_int_equal(launch_share_turns(&a, &b), EPX_OK);
+    run_groups(&a, &b, "A1");
+    launch_forget_stream(&a, STREAM(1));
+    run_groups(&a, &b, "B2A1");
+    assert_string_equal(story, "l2 r2 w1 l1 ");
+    launch_leave_turns(&a);
+    run_groups(&a, &b, "B3");
+    assert_string_equal(story, "r2 w3 l3 ");
+    launch_leave_turns(&b);
+    assert_null(b.turns);
+}
+
+/* In a capture they keep their order; outside of it nobody waits for a stream that captures. */
+static void test_groups_and_captures(void **state)
+{
+    struct epx_group a = {.device = &fake}, b = {.device = &fake};
+
+    (void)state;
+    memset(capture_of, 0, sizeof(capture_of));
+    assert_int_equal(launch_share_turns(&a, &b), EPX_OK);
+    capture_of[3] = capture_of[4] = 7;
+    run_groups(&a, &b, "A1A3B4B2A3B4");
+    assert_string_equal(story, "l1 l3 r3 w4 l4 r1 w2 l2 r4 w3 l3 r3 w4 l4 ");
+    capture_of[3] = capture_of[4] = 0;
+    capture_of[2] = 8; /* the stream of B's last operation */
+    run_groups(&a, &b, "A5");
+    assert_string_equal(story, "r1 w5 l5 ");
+    launch_leave_turns(&a);
+    launch_leave_turns(&b);
+}
+
 /* An event of a captured stream would pull the other stream into the capture. */
 static void test_nobody_is_pulled_into_a_capture(void **state)
 {
@@ -122,4 +191,5 @@ static void test_nobody_is_pulled_into_a_capture(void **state)
 }
 
 UNIT_TESTS(test_streams_wait_for_each_other, test_captured_stream_stands_apart,
-           test_streams_of_one_capture_wait_for_each_other, test_nobody_is_pulled_into_a_capture)
+           test_streams_of_one_capture_wait_for_each_other, test_nobody_is_pulled_into_a_capture,
+           test_groups_wait_for_each_other, test_groups_that_end, test_groups_and_captures)
