@@ -454,11 +454,22 @@ static void release_staged(struct epx_group *group)
     group->device->ops->stream_sync(group->device, group->default_stream);
 }
 
+/* Of a rank that has begun to end its group in order. All ranks are told of a failure. That some have masked this rank
+ * only it is told: the others have all that they need of it, and would lose it without a goodbye. The word is read
+ * once, for it may come at any time, and group_usable() gives up. */
+static int says_goodbye(struct epx_group *group)
+{
+    const uint64_t word = abort_word(group);
+
+    return !word || word & ABORT_LEFT_OUT || group_usable(group) == EPX_OK;
+}
+
 /*
  * Before the endpoints are closed: waits until all signals that peers still send have arrived, so that no peer writes
  * to a closed endpoint, and until everything that this rank sent has arrived. A peer may take longer: one that waits
  * for ranks which are masked by now has deadlines of its own. So the last word is a goodbye (proxy/goodbye.c). Bounded
- * by the group's timeout; a group that has failed does not wait, and says no goodbye.
+ * by the group's timeout; a group that has failed does not wait, and says no goodbye. A rank that is told meanwhile
+ * that it was masked does not wait for signals either.
  */
 void group_net_settle(struct epx_group *group)
 {
@@ -474,11 +485,11 @@ void group_net_settle(struct epx_group *group)
         ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask)) != EPX_OK)
         goto out;
     for (int r = 0; r < group->nranks; r++)
-        while (group->remote[r] && mask[r] && !all_signals_arrived(group, state.epoch, r) &&
-               group_usable(group) == EPX_OK && host_now_ns() < deadline)
+        while (group->remote[r] && mask[r] && !all_signals_arrived(group, state.epoch, r) && !abort_word(group) &&
+               host_now_ns() < deadline)
             pause_ns(20000);
     __atomic_store_n(&group->closing, CLOSING_ENDING, __ATOMIC_RELAXED);
-    if (group_usable(group) == EPX_OK && proxy_leave(group->proxies) != EPX_OK)
+    if (says_goodbye(group) && proxy_leave(group->proxies) != EPX_OK)
         log_line(LOG_INFO, "rank %d closes before all that it sent has arrived", group->rank);
 
 out:
