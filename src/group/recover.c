@@ -159,8 +159,8 @@ static epx_status forget_operations(struct epx_group *group)
         h->staged = STAGED_NONE;
         h->dispatched = 0;
         /* Updates that have not run never will; a number is not given twice, for graphs keep theirs. */
+        __atomic_store_n(&h->ntokens, -1, __ATOMIC_RELAXED); /* first: a wait that ends by the number looks at it */
         __atomic_store_n(&h->info->epoch, h->updates, __ATOMIC_RELEASE); /* pairs with handle_poll_update() */
-        __atomic_store_n(&h->ntokens, -1, __ATOMIC_RELAXED);             /* waits look at it */
     }
     mask_forget_updates(group);
     return errors_clear(group);

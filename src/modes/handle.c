@@ -117,6 +117,17 @@ epx_status handle_check_tokens(const struct epx_handle *handle, const char *call
                 call, info->too_many_rank, info->too_many, handle->group->set.max_tokens);
 }
 
+/* Of the last update, when its wait is over. A recovery ends that of an update which never ran. */
+static epx_status handle_check_counts(const struct epx_handle *handle, const char *call)
+{
+    if (__atomic_load_n(&handle->ntokens, __ATOMIC_RELAXED) < 0)
+        return fail(EPX_ERR_USAGE,
+                    "%s: the group has recovered from a failure, and the update did not run: expected "
+                    "another epx_handle_update",
+                    call);
+    return handle_check_tokens(handle, call);
+}
+
 uint64_t handle_updates(const struct epx_handle *handle)
 {
     return __atomic_load_n(&handle->updates, __ATOMIC_ACQUIRE); /* pairs with the release in ht_update() */
@@ -141,12 +152,12 @@ epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint6
         for (int i = 0; i < UPDATE_LOOKS; i++)
             /* Pairs with the release of the notify kernel (hn_report_counts). */
             if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) >= handle_updates(handle))
-                return handle_check_tokens(handle, call);
+                return handle_check_counts(handle, call);
         status = group_usable(handle->group);
         if (status != EPX_OK)
             return status;
         const uint64_t now = host_now_ns(), waited = waited_ns(handle, now);
-        if (waited > deadline) {
+        if (waited > deadline || now - start > deadline) {
             __atomic_store_n(&handle->wait_since, 0, __ATOMIC_RELAXED); /* a later call waits anew */
             return fail(EPX_ERR_TIMEOUT,
                         "%s: rank %d: the update did not run within %" PRIu64 " ms (is its stream blocked?)", call,

@@ -326,6 +326,80 @@ static void an_event_is_not_destroyed_under_a_wait(void **state)
     assert_int_equal(fixture_run(1, NULL, destroys_what_is_waited_for, NULL), 0);
 }
 
+/* A wait that a recovery ends is no wait for an update that has run. */
+static int recovers_under_a_wait(struct fixture *s)
+{
+    for (int i = 0; i < 30; i++) {
+        struct waiter behind = {.s = s}, w = {.s = s};
+        int64_t rows = -1;
+
+        fixture_refill(s);
+        if (epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK ||
+            epx_handle_recv_count(s->ht, &rows, NULL) != EPX_OK ||
+            epx_stream_call(s->group, NULL, wait_to_go, &behind) != EPX_OK ||
+            epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK)
+            return fixture_fail(s, "update");
+        pthread_create(&w.thread, NULL, wait_for_counts, &w);
+        while (!atomic_load(&w.inside))
+            usleep(10);
+        usleep(300); /* later the wait is slower than the recovery, and finds the failure first */
+        if (epx_group_abort(s->group, EPX_ERR_SYSTEM) != EPX_OK)
+            return fixture_fail(s, "epx_group_abort");
+        atomic_store(&behind.go, 1);
+        if (epx_group_error_clear(s->group) != EPX_OK)
+            return fixture_fail(s, "epx_group_error_clear");
+        pthread_join(w.thread, NULL);
+        if (w.status == EPX_OK)
+            return fixture_fail(s, "counts of an update that never ran");
+    }
+    return 0;
+}
+
+static void counts_of_an_update_that_never_ran_are_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, recovers_under_a_wait, NULL), 0);
+}
+
+static void *wait_in_vain(void *arg)
+{
+    const uint64_t start = clock_ns();
+
+    wait_for_counts(arg);
+    ((struct waiter *)arg)->rows = (int64_t)((clock_ns() - start) / 1000000u); /* it has none */
+    return NULL;
+}
+
+/* The deadline of each wait is its own: one that ends does not begin those of others again. */
+static int several_wait_in_vain(struct fixture *s)
+{
+    struct waiter behind = {.s = s}, w[3] = {{.s = s}, {.s = s}, {.s = s}};
+    int rc = 0;
+
+    fixture_refill(s);
+    if (epx_stream_call(s->group, NULL, wait_to_go, &behind) != EPX_OK ||
+        epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK)
+        return fixture_fail(s, "update");
+    for (int i = 0; i < 3; i++)
+        start_waiter(&w[i], wait_in_vain);
+    for (int i = 0; i < 3; i++)
+        pthread_join(w[i].thread, NULL);
+    for (int i = 0; i < 3; i++)
+        if (w[i].status != EPX_ERR_TIMEOUT || w[i].rows >= 2300) /* 4 * 250 ms; the third took 3 s */
+            rc = fixture_fail(s, "a wait in vain took too long, or had no deadline");
+    atomic_store(&behind.go, 1);
+    (void)epx_stream_sync(s->group, NULL);
+    return rc;
+}
+
+static void waits_for_counts_have_a_deadline_each(void **state)
+{
+    const epx_group_config config = fixture_config(250);
+
+    (void)state;
+    assert_int_equal(fixture_run(1, &config, several_wait_in_vain, NULL), 0);
+}
+
 /* Who waits for an update when another thread queues the next waits for that one. */
 static int updates_what_is_waited_for(struct fixture *s)
 {
@@ -571,7 +645,8 @@ static void a_child_has_no_sockets_of_its_parent(void **state)
 
 UNIT_TESTS(a_stream_of_another_group_is_refused, a_group_is_used_by_several_threads,
            a_group_is_not_destroyed_under_a_call, an_event_is_not_destroyed_under_a_wait,
-           a_wait_for_counts_goes_on_with_the_next_update, a_handle_is_not_destroyed_under_a_capture,
+           a_wait_for_counts_goes_on_with_the_next_update, counts_of_an_update_that_never_ran_are_refused,
+           waits_for_counts_have_a_deadline_each, a_handle_is_not_destroyed_under_a_capture,
            a_group_recovers_beside_a_thread_that_watches, a_call_behind_another_ends_though_the_clock_is_set,
            a_child_of_fork_is_refused_and_the_parent_goes_on, a_child_that_is_forked_beside_a_creation_is_refused,
            a_child_has_no_sockets_of_its_parent)
