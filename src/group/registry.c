@@ -338,13 +338,13 @@ epx_status api_enter(struct api_call *call, enum registry_kind kind, const void 
     trace_enter(call, function);
     if (call->shared)
         return EPX_OK;
-    if (pthread_mutex_trylock(&group->calls) != 0) {
+    if (pthread_mutex_trylock(&group->calls) != 0)
         status = lock_calls(group, function);
-        /* The thread that was inside may have destroyed it. */
-        found = look_up(kind, object, &group);
-    }
     call->locked = status == EPX_OK;
-    if (status == EPX_OK && found != FOUND)
+    /* Until now another thread may have destroyed the object, and made another one in its place. */
+    if (status == EPX_OK && look_up(kind, object, &group) != FOUND)
+        found = MISSING;
+    if (status == EPX_OK && (found != FOUND || group != call->group))
         status = complain(found, kind, object, function);
     if (status == EPX_OK && group->ending)
         status = fail(EPX_ERR_USAGE, "%s: the group is being destroyed", function);
