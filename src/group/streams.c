@@ -73,7 +73,8 @@ epx_status streams_sync_all(struct epx_group *group)
 
     for (const struct owned_stream *o = group->streams; o && status == EPX_OK; o = o->next)
         status = ops->stream_sync(group->device, o->stream);
-    if (status == EPX_OK && group->last_stream) /* may be the caller's own */
+    /* May be the caller's own. A wait would end its capture: see group_drain(). */
+    if (status == EPX_OK && group->last_stream && !ops->stream_captures(group->device, group->last_stream))
         status = ops->stream_sync(group->device, group->last_stream);
     return status;
 }

@@ -133,7 +133,10 @@ uint64_t gpu_stream_captures(struct device *device, struct device_stream *stream
 
     if (gpu_use(device) != EPX_OK || capture_info(stream_of(stream), &status, &number) != cudaSuccess)
         return 0;
-    return status == cudaStreamCaptureStatusNone ? 0 : number;
+    if (status == cudaStreamCaptureStatusNone)
+        return 0;
+    return status == cudaStreamCaptureStatusActive ? number
+                                                   : UINT64_MAX; /* of one that has failed no number is known */
 }
 
 epx_status gpu_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg)
