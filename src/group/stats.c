@@ -31,11 +31,19 @@ static epx_status clear_device_stats(struct epx_group *group)
     return EPX_OK;
 }
 
+/* A recovery that has failed leaves no proxies; net_base has what those before had counted. */
+static void read_net(struct epx_group *group, struct proxy_stats *out)
+{
+    memset(out, 0, sizeof(*out));
+    if (group->proxies)
+        proxy_stats_read(group->proxies, out);
+}
+
 static void add_net_stats(struct epx_group *group, epx_stats *stats)
 {
     struct proxy_stats p;
 
-    proxy_stats_read(group->proxies, &p);
+    read_net(group, &p);
     stats->net_commands = p.commands - group->net_base.commands;
     stats->net_puts = p.puts - group->net_base.puts;
     stats->net_signals = p.signals - group->net_base.signals;
@@ -74,8 +82,7 @@ epx_status stats_read(struct epx_group *group, epx_stats *out)
     out->waits = d.waits;
     out->wait_ns = d.wait_ns;
     out->timeouts = d.timeouts;
-    if (group->proxies)
-        add_net_stats(group, out);
+    add_net_stats(group, out);
     return EPX_OK;
 }
 
@@ -86,7 +93,6 @@ epx_status stats_reset(struct epx_group *group)
     if (status != EPX_OK)
         return status;
     memset(&group->stats, 0, sizeof(group->stats));
-    if (group->proxies)
-        proxy_stats_read(group->proxies, &group->net_base);
+    read_net(group, &group->net_base);
     return EPX_OK;
 }
