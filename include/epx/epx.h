@@ -262,12 +262,14 @@ EPX_API epx_status epx_group_join(epx_group **group, const char *ticket, int ran
  * stays allocated until the process ends. */
 EPX_API epx_status epx_group_destroy(epx_group *group);
 /*
- * Local: operations of both groups, and of those that were ordered with either before, run in the order of their calls
- * from now on, on whatever streams, as those of one group do. Both are on the same device. Kernels wait for other ranks
+ * Local: operations of both groups, and of those that one of them was ordered with before, run in the order of their
+ * calls from now on, on whatever streams, as those of one group do. Operations that are queued already are not ordered.
+ * Both are on the same device. EPX_ERR_USAGE: both were ordered with others before. Kernels wait for other ranks
  * while they occupy the GPU: where it has no room for those of two groups at the same time (ranks share it, or
  * num_agents is large), ranks whose streams begin them in different order would wait for each other until the deadline.
- * All ranks make the calls of these groups in the same order. On the CPU it has no effect: threads always find room. No
- * other thread uses either group meanwhile.
+ * All ranks make the calls of these groups in the same order: groups of other ranks, which may wait for each other in
+ * any order, are not ordered. On the CPU it has no effect: threads always find room. No other thread uses either group
+ * meanwhile.
  */
 EPX_API epx_status epx_group_order_with(epx_group *group, epx_group *other);
 

@@ -9,38 +9,50 @@
 #include "util/status.h"
 #include "util/trace.h"
 
-/* Groups whose operations run in one order. */
+/* Groups whose operations run in one order. The lock is held from the ordering of an operation to its launch: what is
+ * put after a stream comes after its last operation. */
 struct launch_turns {
-    int groups;
+    pthread_mutex_t lock;
     struct epx_group *last, *captured; /* of the last operation, and of the last one that was captured; NULL: none */
+    int groups;
 };
 
-/* Held from the ordering of an operation to its launch: what is put after a stream comes after its last operation. */
-static pthread_mutex_t turns_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t sharing = PTHREAD_MUTEX_INITIALIZER; /* held by who changes the turns of a group */
 
-static struct launch_turns *turns_of(const struct epx_group *group)
+/* NULL: the group has none. */
+static struct launch_turns *turn_begin(const struct epx_group *group)
 {
-    return __atomic_load_n(&group->turns, __ATOMIC_ACQUIRE);
+    struct launch_turns *turns = __atomic_load_n(&group->turns, __ATOMIC_ACQUIRE);
+
+    if (turns)
+        pthread_mutex_lock(&turns->lock);
+    return turns;
 }
 
-static void turn_begin(const struct epx_group *group)
+static void turn_end(struct launch_turns *turns)
 {
-    if (turns_of(group))
-        pthread_mutex_lock(&turns_lock);
+    if (turns)
+        pthread_mutex_unlock(&turns->lock);
 }
 
-static void turn_end(const struct epx_group *group)
+static struct launch_turns *make_turns(void)
 {
-    if (turns_of(group))
-        pthread_mutex_unlock(&turns_lock);
+    struct launch_turns *turns = calloc(1, sizeof(*turns));
+
+    if (turns)
+        pthread_mutex_init(&turns->lock, NULL);
+    return turns;
 }
 
-/* Call with the lock held. */
 static void join_turns(struct epx_group *group, struct launch_turns *turns)
 {
-    turns->groups += group->turns != turns;
+    if (group->turns == turns)
+        return;
+    pthread_mutex_lock(&turns->lock);
+    turns->groups++;
     if (!turns->last && group->last_stream)
         turns->last = group;
+    pthread_mutex_unlock(&turns->lock);
     __atomic_store_n(&group->turns, turns, __ATOMIC_RELEASE);
 }
 
@@ -52,7 +64,7 @@ static epx_status share_turns(struct epx_group *group, struct epx_group *other)
         return fail(EPX_ERR_USAGE, "epx_group_order_with: both groups are ordered with others already; expected one "
                                    "that is not");
     if (!turns)
-        turns = calloc(1, sizeof(*turns));
+        turns = make_turns();
     if (!turns)
         return fail(EPX_ERR_MEMORY, "no memory for the order of two groups");
     join_turns(group, turns);
@@ -64,37 +76,50 @@ epx_status launch_share_turns(struct epx_group *group, struct epx_group *other)
 {
     epx_status status;
 
-    pthread_mutex_lock(&turns_lock);
+    pthread_mutex_lock(&sharing);
     status = share_turns(group, other);
-    pthread_mutex_unlock(&turns_lock);
+    pthread_mutex_unlock(&sharing);
     return status;
 }
 
-void launch_leave_turns(struct epx_group *group)
+/* Returns how many groups are left. */
+static int leave_turns(const struct epx_group *group, struct launch_turns *turns)
 {
-    struct launch_turns *turns = turns_of(group);
+    int left;
 
-    if (!turns)
-        return;
-    pthread_mutex_lock(&turns_lock);
+    pthread_mutex_lock(&turns->lock);
     if (turns->last == group)
         turns->last = NULL;
     if (turns->captured == group)
         turns->captured = NULL;
+    left = --turns->groups;
+    pthread_mutex_unlock(&turns->lock);
+    return left;
+}
+
+void launch_leave_turns(struct epx_group *group)
+{
+    struct launch_turns *turns;
+
+    pthread_mutex_lock(&sharing);
+    turns = group->turns;
     group->turns = NULL;
-    if (--turns->groups == 0)
+    if (turns && leave_turns(group, turns) == 0) {
+        pthread_mutex_destroy(&turns->lock);
         free(turns);
-    pthread_mutex_unlock(&turns_lock);
+    }
+    pthread_mutex_unlock(&sharing);
 }
 
 void launch_forget_stream(struct epx_group *group, const struct device_stream *stream)
 {
-    turn_begin(group);
+    struct launch_turns *turns = turn_begin(group);
+
     if (group->last_stream == stream)
         group->last_stream = NULL;
     if (group->captured_stream == stream)
         group->captured_stream = NULL;
-    turn_end(group);
+    turn_end(turns);
 }
 
 /* What `stream` is given from now on runs after what `earlier` has been given. */
@@ -112,9 +137,9 @@ static epx_status put_after(struct epx_group *group, struct device_stream *strea
 /* The caller decides when a graph runs: it does not wait for work that is queued now, and later work does not wait for
  * it. Within it the operations keep the order of their calls, on whatever streams: kernels count operations when they
  * run, and branches of a graph that run side by side would begin in another order on each rank. */
-static epx_status order_captured(struct epx_group *group, struct device_stream *stream, uint64_t capture)
+static epx_status order_captured(struct epx_group *group, struct launch_turns *turns, struct device_stream *stream,
+                                 uint64_t capture)
 {
-    struct launch_turns *turns = turns_of(group);
     const struct epx_group *other = turns && turns->captured ? turns->captured : group;
     epx_status status = EPX_OK;
 
@@ -143,20 +168,17 @@ static epx_status put_after_last(struct epx_group *group, struct device_stream *
 
 /* The last operation of another group. One whose stream captures by now is no reason to fail: who begins a capture has
  * waited for the stream, as torch does. */
-static epx_status put_after_others(struct epx_group *group, struct device_stream *stream)
+static epx_status put_after_others(struct epx_group *group, struct launch_turns *turns, struct device_stream *stream)
 {
-    struct launch_turns *turns = turns_of(group);
     struct device_stream *last = turns && turns->last && turns->last != group ? turns->last->last_stream : NULL;
 
     if (last && group->device->ops->stream_captures(group->device, last))
         last = NULL;
-    if (turns)
-        turns->last = group;
     return put_after(group, stream, last);
 }
 
 /* Call between turn_begin() and turn_end(). */
-static epx_status order(struct epx_group *group, struct device_stream **stream)
+static epx_status order(struct epx_group *group, struct launch_turns *turns, struct device_stream **stream)
 {
     epx_status status;
     uint64_t capture;
@@ -165,50 +187,50 @@ static epx_status order(struct epx_group *group, struct device_stream **stream)
         *stream = group->default_stream;
     capture = group->device->ops->stream_captures(group->device, *stream);
     if (capture)
-        return order_captured(group, *stream, capture);
+        return order_captured(group, turns, *stream, capture);
     status = put_after_last(group, *stream);
     if (status == EPX_OK)
-        status = put_after_others(group, *stream);
-    if (status == EPX_OK)
-        group->last_stream = *stream;
-    return status;
+        status = put_after_others(group, turns, *stream);
+    if (status != EPX_OK)
+        return status;
+    group->last_stream = *stream;
+    if (turns)
+        turns->last = group;
+    return EPX_OK;
 }
 
 epx_status launch_order(struct epx_group *group, struct device_stream **stream)
 {
-    epx_status status;
+    struct launch_turns *turns = turn_begin(group);
+    const epx_status status = order(group, turns, stream);
 
-    turn_begin(group);
-    status = order(group, stream);
-    turn_end(group);
+    turn_end(turns);
     return status;
 }
 
 epx_status launch_agents(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
                          size_t bytes, int most)
 {
-    epx_status status;
+    struct launch_turns *turns = turn_begin(group);
+    epx_status status = order(group, turns, &stream);
 
-    turn_begin(group);
-    status = order(group, &stream);
     group->device->marks = trace_on() ? group->marks.device : NULL;
     if (status == EPX_OK)
         status = group->device->ops->launch(group->device, stream, id, params, bytes,
                                             most < group->set.agents ? most : group->set.agents);
-    turn_end(group);
+    turn_end(turns);
     return status;
 }
 
 epx_status launch_graph(struct epx_graph *graph, struct device_stream *stream)
 {
     struct epx_group *group = graph->group;
-    epx_status status;
+    struct launch_turns *turns = turn_begin(group);
+    epx_status status = order(group, turns, &stream);
 
-    turn_begin(group);
-    status = order(group, &stream);
     if (status == EPX_OK)
         status = group->device->ops->graph_launch(group->device, graph->graph, stream);
-    turn_end(group);
+    turn_end(turns);
     return status;
 }
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "group/launch.h"
+#include "group/streams.h"
 #include "tests/lib/unit.h"
 
 /* Streams are numbers here, and what a device is asked is written down. */
@@ -22,11 +23,22 @@ static void tell(const char *what, struct device_stream *stream)
     story[at + 3] = 0;
 }
 
+static int refuses; /* to record events */
+
 static epx_status record(struct device *device, struct device_event *event, struct device_stream *stream)
 {
     (void)device;
     (void)event;
+    if (refuses)
+        return EPX_ERR_SYSTEM;
     tell("record", stream);
+    return EPX_OK;
+}
+
+static epx_status sync_stream(struct device *device, struct device_stream *stream)
+{
+    (void)device;
+    tell("sync", stream);
     return EPX_OK;
 }
 
@@ -56,8 +68,11 @@ static uint64_t captures(struct device *device, struct device_stream *stream)
     return capture_of[(uintptr_t)stream];
 }
 
-static const struct device_ops fake_ops = {
-    .event_record = record, .stream_wait = wait, .launch = launch, .stream_captures = captures};
+static const struct device_ops fake_ops = {.event_record = record,
+                                           .stream_wait = wait,
+                                           .stream_sync = sync_stream,
+                                           .launch = launch,
+                                           .stream_captures = captures};
 static struct device fake = {.ops = &fake_ops};
 
 static void run(struct epx_group *group, const int *streams)
@@ -137,6 +152,41 @@ static void test_groups_wait_for_each_other(void **state)
         launch_leave_turns((struct epx_group *[]){&a, &b, &c, &d, &e}[i]);
 }
 
+/* An operation that fails has no turn. */
+static void test_a_group_that_fails(void **state)
+{
+    struct epx_group a = {.device = &fake}, b = a, c = a;
+
+    (void)state;
+    memset(capture_of, 0, sizeof(capture_of));
+    assert_int_equal(launch_share_turns(&a, &b), EPX_OK);
+    assert_int_equal(launch_share_turns(&c, &b), EPX_OK);
+    run_groups(&a, &b, "A1");
+    refuses = 1;
+    assert_int_equal(launch_ordered(&b, STREAM(2), KERNEL_LL_DISPATCH, NULL, 0), EPX_ERR_SYSTEM);
+    refuses = 0;
+    run_groups(&c, &b, "A3");
+    assert_string_equal(story, "r1 w3 l3 ");
+    for (int i = 0; i < 3; i++)
+        launch_leave_turns((struct epx_group *[]){&a, &b, &c}[i]);
+}
+
+/* A wait for a stream that captures would end the capture. */
+static void test_the_end_of_a_group_beside_a_capture(void **state)
+{
+    struct epx_group group = {.device = &fake, .default_stream = STREAM(9)};
+
+    (void)state;
+    memset(capture_of, 0, sizeof(capture_of));
+    run(&group, (const int[]){1, 0});
+    assert_int_equal(streams_sync_all(&group), EPX_OK);
+    assert_string_equal(story, "l1 s9 s1 ");
+    capture_of[1] = 7;
+    story[0] = 0;
+    assert_int_equal(streams_sync_all(&group), EPX_OK);
+    assert_string_equal(story, "s9 ");
+}
+
 /* Streams and groups that have ended are not waited for. */
 static void test_groups_that_end(void **state)
 {
@@ -192,4 +242,5 @@ static void test_nobody_is_pulled_into_a_capture(void **state)
 
 UNIT_TESTS(test_streams_wait_for_each_other, test_captured_stream_stands_apart,
            test_streams_of_one_capture_wait_for_each_other, test_nobody_is_pulled_into_a_capture,
-           test_groups_wait_for_each_other, test_groups_that_end, test_groups_and_captures)
+           test_groups_wait_for_each_other, test_groups_that_end, test_groups_and_captures, test_a_group_that_fails,
+           test_the_end_of_a_group_beside_a_capture)
