@@ -443,6 +443,20 @@ def check_pipeline(world: World) -> None:
                     got = world.to(torch.zeros(shapes[i % len(shapes)]).bfloat16())
                     buffer.pp_recv(got, source)
                     assert same_bits(got, tensor(source, to_next, i)), (i, source)
+        if world.device.type == "cuda":
+            receive_first(world, buffer, before, after, lambda source: tensor(source, True, 6))
+
+
+def receive_first(world: World, buffer: Any, before: int, after: int, tensor: Any) -> None:
+    """Receives that are queued before the sends, on another stream: nothing orders the two."""
+    got, sent = world.to(torch.zeros_like(tensor(before))), world.to(tensor(world.rank))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        buffer.pp_recv(got, before)
+    buffer.pp_send(sent, after)
+    torch.cuda.synchronize()
+    assert same_bits(got, tensor(before)), before
 
 
 def test_pipeline(world: World) -> None:
