@@ -109,7 +109,7 @@ class ElasticEngine(Engine):
         pool = self._high.get((device, num_experts))
         if pool is None or max_tokens > pool.max_tokens or not pool.fits(topk, hidden_bytes):
             had = (pool.max_tokens, pool.hidden_bytes, pool.topk) if pool is not None else (0, 0, 0)
-            self._replaced(self._high.pop((device, num_experts), None), self._captured)  # first: it may need its memory
+            self._replace(self._high.pop((device, num_experts), None), self._old_high)  # first: it may need its memory
             given = self.settings
             pool = self._make_elastic(
                 device, num_experts, max(max_tokens, given.elastic_tokens, had[0]),

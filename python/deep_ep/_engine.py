@@ -55,6 +55,7 @@ class Pool:
         self.routings = 0  # number of routings that are referenced
         self.captured = False  # True once an operation was captured into a graph
         self._left_alone = False
+        self._replaced = False
         self.closed = False  # the group itself lives until the last of its memory is released
         # All handles. A routing in a reference cycle is finalized together with what only it refers to: a handle must
         # not be among that, for it would end while the routing gives it back.
@@ -96,7 +97,10 @@ class Pool:
     def routing_gone(self) -> None:
         """Called when a routing is no longer referenced."""
         self.routings -= 1
-        if self._left_alone and not self.routings:
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if not self.routings and (self._left_alone or self._replaced and not self.captured):
             self.close()
 
     def close(self) -> None:
@@ -123,8 +127,13 @@ class Pool:
     def leave_alone(self) -> None:
         """Called when the buffer is released. Handles that are still referenced work with another one, as in DeepEP."""
         self._left_alone = True
-        if not self.routings:
-            self.close()
+        self._close_if_unused()
+
+    def replace(self) -> None:
+        """Called when a larger one takes its place. Handles that are still referenced work as before, and so do graphs,
+        as long as the buffer lives."""
+        self._replaced = True
+        self._close_if_unused()
 
     def stream(self) -> Optional[int]:
         """The current stream, for the C library."""
@@ -181,9 +190,9 @@ class Engine:
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
-        # Replaced ones, which graphs use; those of low latency have masks.
-        self._captured: List[Pool] = []
-        self._captured_low: List[Pool] = []
+        # Replaced ones, which handles or graphs use; some are closed.
+        self._old_high: List[Pool] = []
+        self._old_low: List[Pool] = []
         # On GPUs, those that were replaced included.
         self._groups: List[Tuple[int, "weakref.ref[epx.Group]"]] = []
         self.rank, self.nranks = bootstrap.rank, bootstrap.nranks
@@ -211,25 +220,23 @@ class Engine:
             pool.close()
 
     def _pools(self) -> List[Pool]:
-        return [*self._high.values(), *self._low.values(), *self._captured, *self._captured_low]
+        return [*self._high.values(), *self._low.values(), *self._old_high, *self._old_low]
 
     def _take_pools(self) -> List[Pool]:
         """All of them; the engine has none from now on."""
-        pools = self._pools()
+        pools = [pool for pool in self._pools() if not pool.closed]
         self._high.clear()
         self._low.clear()
-        self._captured.clear()
-        self._captured_low.clear()
+        self._old_high.clear()
+        self._old_low.clear()
         return pools
 
     @staticmethod
-    def _replaced(pool: Optional[Pool], captured: List[Pool]) -> None:
-        """A larger pool takes its place. Graphs that were captured with it may be replayed as long as the buffer
-        lives: it goes on in `captured`."""
-        if pool is not None and pool.captured:
-            captured.append(pool)
-        elif pool is not None:
-            pool.leave_alone()
+    def _replace(pool: Optional[Pool], old: List[Pool]) -> None:
+        """A larger pool takes its place. While handles or graphs use it, it is one of the `old` ones."""
+        if pool is not None:
+            pool.replace()
+            old[:] = [one for one in (*old, pool) if not one.closed]
 
     def _forget_plans(self) -> None:
         self.plans.clear()
@@ -263,7 +270,7 @@ class Engine:
         """Replaces the pool by one for these sizes as well, and for the tokens of all ranks. Collective."""
         old = self._high.pop((device, num_experts), None)
         had = (old.max_tokens, old.hidden_bytes, old.topk) if old is not None else (0, 0, 8)
-        self._replaced(old, self._captured)  # first: the new one may need its memory
+        self._replace(old, self._old_high)  # first: the new one may need its memory
         pool = self._make_high(device, num_experts, max(tokens, had[0]), max(hidden_bytes, had[1]), max(topk, had[2]))
         self._high[(device, num_experts)] = pool
         return pool
@@ -295,7 +302,7 @@ class Engine:
             self._check_all_active(pool, "num_max_dispatch_tokens_per_rank = %d, num_experts = %d, %d bytes per row, "
                                    "top-k %d" % (max_tokens, num_experts, hidden_bytes, topk))
             self._forget_plans()  # they may refer to the pool that is replaced
-            self._replaced(self._low.pop(key, None), self._captured_low)  # first: the new one may need its memory
+            self._replace(self._low.pop(key, None), self._old_low)  # first: the new one may need its memory
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
         return pool
@@ -343,19 +350,20 @@ class Engine:
         return list((self._low if low_latency else self._high).values())
 
     def low_latency_pools(self) -> List[Pool]:
-        """The low-latency pools that exist, with those that graphs alone use."""
-        return [*self._low.values(), *self._captured_low]
+        """The low-latency pools that exist, with those that graphs use."""
+        return [*self._low.values(), *(pool for pool in self._old_low if pool.captured and not pool.closed)]
 
     def low_latency_devices(self, max_tokens: int, num_experts: int) -> List[torch.device]:
         """The devices on which pools of this size have been used."""
         return [key[0] for key, pool in self._low.items() if pool.used and key[1:] == (max_tokens, num_experts)]
 
     def _group(self, device: torch.device, bootstrap: Optional[epx.Bootstrap] = None, **config: Any) -> epx.Group:
+        """A group of all ranks, or of those of `bootstrap`: these make their calls in an order of their own."""
         kind = {"cpu": epx.Device.CPU, "cuda": epx.Device.CUDA}[device.type]
         group = epx.Group(bootstrap or self.bootstrap, device=kind, device_index=device.index or 0,
                           use_fabric=int(self.settings.use_fabric), **config)
         group.holds = device.type == "cpu"  # on a GPU, torch frees memory in stream order
-        if device.type != "cpu":
+        if device.type != "cpu" and bootstrap is None:
             self._put_in_order(group, device)
         return group
 

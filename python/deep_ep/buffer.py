@@ -124,6 +124,7 @@ class Buffer:
         """
         self._engine.check_graphs(graphs_released)
         self._engine.recover()
+        self._masks_itself = False
 
     def connect_atomic_buffer(self, proxy: Any) -> None:
         """Does nothing: a name of UCCL-EP, whose proxies are started apart from a buffer."""
@@ -444,14 +445,14 @@ class Buffer:
         if rank_to_mask == self.rank:
             self._masks_itself = mask
             return
-        done: List[Pool] = []
+        before = [_is_masked(pool, rank_to_mask) for pool in pools]
         try:
             for pool in pools:
                 _set_mask(pool, rank_to_mask, mask)
-                done.append(pool)
         except epx.UsageError:
-            for pool in done:
-                _set_mask(pool, rank_to_mask, True)
+            for pool, was_masked in zip(pools, before):
+                if was_masked != _is_masked(pool, rank_to_mask):
+                    _set_mask(pool, rank_to_mask, was_masked)
             raise refused("low_latency_update_mask_buffer: rank %d is masked and has missed operations: expected "
                           "low_latency_clean_mask_buffer(), called by all ranks, to bring it back" %
                           rank_to_mask) from None
@@ -478,6 +479,10 @@ class Buffer:
 
 def _stream(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.cuda.current_stream(device)
+
+
+def _is_masked(pool: Pool, rank: int) -> bool:
+    return not pool.active()[rank]
 
 
 def _set_mask(pool: Pool, rank: int, mask: bool) -> None:

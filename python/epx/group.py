@@ -155,8 +155,12 @@ class Group(HandleOwner, HeapOwner):
         if self._address is None or self._closing:
             return
         self._closing = True
-        if not self._blocks:
-            self._finish()
+        try:
+            if not self._blocks:
+                self._finish()
+        except BaseException:  # Ctrl-C, say: the next call goes on
+            self._closing = self._address is None
+            raise
 
     def _heap_unused(self) -> None:
         if self._closing:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import weakref
-from typing import Any, ContextManager, Iterator, List
+from typing import Any, Callable, ContextManager, Iterator, List
 
 import deep_ep
 import epx
@@ -429,3 +429,64 @@ def test_interrupt_while_counts_are_exchanged(world: World) -> None:
     buffer.recover()
     exchange(world, buffer, work)
     buffer.destroy()
+
+
+def fails(call: Callable[[], Any]) -> bool:
+    """Does it raise an error of EPX?"""
+    try:
+        call()
+    except RuntimeError:
+        return True
+    return False
+
+
+def grown(world: World, buffer: deep_ep.Buffer) -> List[Any]:
+    """Two dispatches; the second one needs a larger group."""
+    works = [Work(world.nranks, 4, hidden, 4 * world.nranks, 2, seed=5) for hidden in (64, 128)]
+    return [dispatch(world, buffer, work) for work in works]
+
+
+def test_handles_of_replaced_groups(world: World) -> None:
+    """They end with the buffer, or with its recovery."""
+    for end in (deep_ep.Buffer.destroy, deep_ep.Buffer.recover):
+        buffer, other = (deep_ep.Buffer(dist.group.WORLD, 1 << 24, 0, explicitly_destroy=True) for _ in range(2))
+        results = grown(world, buffer)
+        buffer.combine(results[0][0], results[0][4])
+        world.meet()
+        end(buffer)
+        for rows, *_rest, handle, _event in results:
+            assert fails(lambda rows=rows, handle=handle: other.combine(rows, handle))
+        for one in (buffer, other) if end is deep_ep.Buffer.recover else (other,):
+            one.destroy()
+
+
+def test_a_replaced_group_that_was_captured(world: World) -> None:
+    """A capture with a handle of a replaced group keeps that group as long as the buffer."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 24, 0, explicitly_destroy=True)
+    results = grown(world, buffer)
+    pool = results[0][4].routing.pool
+    pool.captured = True  # as by a capture of its combine
+    results.clear()
+    gc.collect()
+    assert not pool.closed
+    assert fails(buffer.recover)
+    buffer.destroy()
+    assert pool.closed
+
+
+def test_destroy_after_an_interrupt(world: World) -> None:
+    """Ctrl-C ends the wait of destroy(), and not the group: the next call goes on."""
+    group = epx.Group(epx.bootstrap.from_torch(), num_experts=world.nranks, max_tokens_per_rank=4, max_hidden_bytes=64)
+    wait = group._wait
+
+    def interrupted(_stream: Any) -> None:
+        raise KeyboardInterrupt
+    group._wait = interrupted  # type: ignore[method-assign]
+    try:
+        group.destroy()
+    except KeyboardInterrupt:
+        pass
+    assert group.alive
+    group._wait = wait  # type: ignore[method-assign]
+    group.destroy()
+    assert not group.alive

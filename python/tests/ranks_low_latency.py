@@ -582,6 +582,35 @@ def test_masks(world: World) -> None:
         buffer.destroy()
 
 
+def test_a_mask_that_cannot_be_taken_back(world: World) -> None:
+    """Two groups, one of which has gone on without a rank: the mask of neither changes. recover() forgets masks."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, 1 << 20, low_latency_mode=True, enable_shrink=True,
+                            explicitly_destroy=True)
+    work, late = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=71), world.nranks - 1
+    for most in (8, 16):
+        check_one(world, buffer, work, most)
+    world.meet()
+    pools = buffer._engine.low_latency_pools()
+    if world.rank != late:
+        pools[1].group.mask_update([int(r != late) for r in range(world.nranks)])
+        dispatch(world, buffer, work, 16)
+        try:
+            buffer.low_latency_update_mask_buffer(late, False)
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("a rank that has missed operations came back")
+        assert [int(pool.active()[late]) for pool in pools] == [1, 0]
+    world.meet()
+    buffer.low_latency_update_mask_buffer(world.rank, True)
+    buffer.recover()
+    status = torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device)
+    buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == [0] * world.nranks
+    world.meet()
+    buffer.destroy()
+
+
 def test_masks_reach_graphs(world: World) -> None:
     """A mask is there for the next replay of a graph, which no call of the buffer precedes: at once, and in a group
     that a larger one has replaced too. So is its end."""
