@@ -78,6 +78,7 @@ hipError_t hip_launch_host_func(hipStream_t stream, hipHostFn_t fn, void *arg);
 #define cudaStreamQuery hipStreamQuery
 #define cudaStreamGetCaptureInfo hipStreamGetCaptureInfo
 #define cudaStreamCaptureStatus hipStreamCaptureStatus
+#define cudaStreamCaptureStatusActive hipStreamCaptureStatusActive
 #define cudaStreamCaptureStatusNone hipStreamCaptureStatusNone
 #define cudaStreamSynchronize hipStreamSynchronize
 #define cudaStreamWaitEvent hipStreamWaitEvent
