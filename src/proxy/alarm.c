@@ -110,9 +110,11 @@ void report_blocked(struct proxy_thread *t)
     }
 }
 
+/* "No alarm waits" would not be enough: a kernel may ask for the stop when another agent, or the host, has not set the
+ * alarm yet, and the endpoint be closed before the iteration that would find it. */
 void alarm_report(struct proxy_thread *t)
 {
-    const int told = t->nbusy == 0 && t->messages_in_flight == 0 && !alarm_waits(t);
+    const int told = t->nbusy == 0 && t->messages_in_flight == 0 && t->alarm_next == t->npeers;
 
     __atomic_store_n(&t->told, told, __ATOMIC_RELEASE); /* pairs with the acquire in alarm_wait() */
 }

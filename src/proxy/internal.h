@@ -136,7 +136,7 @@ struct proxy_thread {
     int unreported;      /* peers whose loss is still to be reported */
     int alarm_next;      /* peers that have the ring's alarm in their queues, or need not */
     uint64_t asked_word; /* the last question taken from the ring's word */
-    int told;            /* shared: after a stop, 1 = all aborts have left: nothing is pending or in flight */
+    int told;            /* shared: after a stop, 1 = the alarm has left, and nothing is pending or in flight */
     int blocked_by;      /* while `blocked`: which peer; and since when, or since it was last reported */
     uint64_t blocked_ns;
     struct proxy_stats stats; /* shared: relaxed stores here, relaxed loads in proxy_stats_read */
