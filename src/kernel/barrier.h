@@ -34,8 +34,9 @@ KFN int block_first(struct agent *ag)
 #endif
 }
 
-/* For agents of this rank: a wait for a peer, questions, and a wait until another is masked; more for those behind. */
-enum { OWN_DEADLINES = 6 };
+/* For agents of this rank: a wait for a peer, questions, waits until another is masked (follow_to_mask()), and until it
+ * does not write any more; more for those behind. */
+enum { OWN_DEADLINES = 9 };
 
 /* Barrier of all agents of the launch. Non-zero: the operation has failed. */
 KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)

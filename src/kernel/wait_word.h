@@ -102,6 +102,26 @@ KFN void waits_began(struct agent *ag, const struct group_dev *g, uint64_t start
     set_wait_left(ag, spent < whole_wait(g) ? whole_wait(g) - spent : 0);
 }
 
+enum { GIVEN = 2 }; /* deadlines: until it masks another rank, and until that one does not write any more */
+
+/* follow(), and with `masks`: a rank that waits for another one is not masked in its place. It is given time to mask
+ * that one, and asked again: where that one has stopped while it wrote rows, this takes a deadline more, as long as the
+ * time that it was given (still_writes()). */
+KFN_STEP enum wait_result follow_to_mask(struct agent *ag, const struct group_dev *g, struct awaited own, int masks,
+                                         int *culprit)
+{
+    for (int given = 0;; given++) {
+        enum wait_result why = follow(ag, g, own, masks, culprit);
+
+        if (why != WAIT_TIMEOUT || !masks || *culprit < 0 || *culprit == own.peer || given == GIVEN)
+            return why;
+        why = wait_aloud(ag, g, own.word, own.target, own.peer, g->timeout_ns);
+        if (why != WAIT_TIMEOUT)
+            return why;
+        set_wait_left(ag, g->timeout_ns / 2);
+    }
+}
+
 /* One word of one peer, after waits_begin(): one deadline for all peers that are waited for together. A peer that came
  * after it leaves those behind it time to be followed: what kept it has kept them too. Non-zero: failed. */
 KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
@@ -117,10 +137,7 @@ KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64
     if (why == WAIT_TIMEOUT && peer >= 0 && ag->wait_left > 0) {
         const struct awaited own = {peer, word, target};
 
-        why = follow(ag, g, own, masks, &culprit);
-        /* A rank that waits for another one is not masked in its place: it is given time to mask that one. */
-        if (why == WAIT_TIMEOUT && masks && culprit >= 0 && culprit != peer)
-            why = wait_aloud(ag, g, word, target, peer, g->timeout_ns);
+        why = follow_to_mask(ag, g, own, masks, &culprit);
         if (why == WAIT_OK && ag->wait_left < half)
             set_wait_left(ag, half);
     }
