@@ -394,9 +394,10 @@ static int come_early(struct suite_rank *self, struct early *e)
     return 0;
 }
 
+/* Or a later one: on a busy machine a rank does not see all of them. */
 static int poll_until(struct suite_rank *self, int word)
 {
-    while (atomic_load(&self->shared->word) != word)
+    while (atomic_load(&self->shared->word) < word)
         SUITE_TRY(suite_step(self));
     return 0;
 }
