@@ -110,11 +110,21 @@ static enum outcome authenticate(struct client *client, struct channel *channel,
         return JOINED;
     if (errno == EPROTO)
         return record(client, to, "a service other than EPX replied");
+    if (errno == ENOTCONN || errno == ECONNRESET)
+        return record(client, to, "connection closed without a proof: not EPX, or it has EPX_SECRET=none");
     if (errno != EACCES)
         return record_errno(client, to);
     snprintf(what, sizeof(what), "EPX replied, but it does not know this rank's secret, which is from %.100s",
              client->config->key_from);
     return record(client, to, what);
+}
+
+/* Rank 0 waits for a greeting that a rank without a secret does not send, and closes the connection then. */
+static enum outcome no_reply(struct client *client, const struct endpoint *to)
+{
+    if (!client->config->key && (errno == ENOTCONN || errno == ECONNRESET || errno == ETIMEDOUT))
+        return record(client, to, "no reply: not EPX, or it has a secret, and this rank has EPX_SECRET=none");
+    return record_errno(client, to);
 }
 
 static enum outcome handshake(struct client *client, struct channel *channel, const struct endpoint *to,
@@ -133,7 +143,7 @@ static enum outcome handshake(struct client *client, struct channel *channel, co
         return RETRY;
     if (channel_send_all(channel, &hello, sizeof(hello), deadline) ||
         channel_receive_all(channel, &reply, sizeof(reply), deadline))
-        return record_errno(client, to);
+        return no_reply(client, to);
     if (reply.magic != WIRE_FRAME_MAGIC)
         return record(client, to, "a service other than EPX replied");
     switch (reply.op) {

@@ -49,7 +49,8 @@ struct root {
     struct pollfd *polls;
     int pending_count, pending_limit;
     uint64_t deadline;
-    epx_status failed; /* the rendezvous has failed: those who come late are told why */
+    unsigned greetings; /* EPX_SECRET=none here: connections that wanted to prove a secret */
+    epx_status failed;  /* the rendezvous has failed: those who come late are told why */
     char reason[WIRE_TEXT];
     int told;
 };
@@ -101,6 +102,7 @@ static epx_status handle_hello(struct root *root, struct pending *pending)
     epx_status status;
 
     if (hello->magic != WIRE_HELLO_MAGIC) {
+        root->greetings += hello->magic == AUTH_MAGIC;
         channel_close(&pending->channel);
         return EPX_OK;
     }
@@ -210,14 +212,19 @@ static epx_status drop_stale(struct root *root)
 
 /* ---- The rendezvous ----------------------------------------------------------------------------------------- */
 
+/* Those who have said nothing until now, or not what rank 0 has waited for, may be ranks without a secret. */
 static epx_status timed_out(const struct root *root)
 {
+    const unsigned unknown = root->lobby.strangers + (unsigned)lobby_count(&root->lobby);
     char absent[128], strangers[200] = "";
 
     absent_ranks(root->present, root->config->nranks, absent, sizeof(absent));
-    if (root->lobby.strangers)
+    if (!root->config->key && root->greetings)
+        snprintf(strangers, sizeof(strangers), "; %u connections came with a secret, and rank 0 has EPX_SECRET=none",
+                 root->greetings);
+    else if (root->config->key && unknown)
         snprintf(strangers, sizeof(strangers), "; %u connections did not know rank 0's secret, which is from %.100s",
-                 root->lobby.strangers, root->config->key_from);
+                 unknown, root->config->key_from);
     return fail(EPX_ERR_TIMEOUT, "%s did not connect within %d ms (rank 0 listens at %s%s)", absent,
                 root->config->timeout_ms, root->listeners.text, strangers);
 }

@@ -162,24 +162,37 @@ static void hellos_without_the_secret_do_no_harm(void **state)
     succeeded_beside(&world, fds, 8);
 }
 
-static void ranks_with_another_secret_are_named(void **state)
+/* Two ranks with secrets of their own, and what each says at its deadline. */
+static void expect_strangers(const char *of_0, const char *of_1, const char *words_0, const char *words_1)
 {
     struct world world = world_make(2, open_and_gather);
 
-    (void)state;
-    world.timeout_ms = slow_ms(2500);
-    setenv("EPX_SECRET", "the secret of rank 0, and of it alone", 1);
+    world.timeout_ms = slow_ms(1200);
+    setenv("EPX_SECRET", of_0, 1);
     world.absent[0] = 1;
     world_start(&world);
-    setenv("EPX_SECRET", "another secret, which rank 1 was given", 1);
+    setenv("EPX_SECRET", of_1, 1);
     world.pids[1] = fork();
     if (!world.pids[1])
         be_rank(&world, 1);
     unsetenv("EPX_SECRET");
     world_wait(&world);
-    expect_failure(&world, 0, EPX_ERR_TIMEOUT, "connections did not know rank 0's secret, which is from EPX_SECRET");
-    expect_failure(&world, 1, EPX_ERR_TIMEOUT, "it does not know this rank's secret, which is from EPX_SECRET");
+    expect_failure(&world, 0, EPX_ERR_TIMEOUT, words_0);
+    expect_failure(&world, 1, EPX_ERR_TIMEOUT, words_1);
     world_end(&world);
+}
+
+static void ranks_with_another_secret_are_named(void **state)
+{
+    static const char one[] = "the secret of rank 0, and of it alone",
+                      unknown[] = "connections did not know rank 0's secret, which is from EPX_SECRET";
+
+    (void)state;
+    expect_strangers(one, "another secret, which rank 1 was given", unknown,
+                     "it does not know this rank's secret, which is from EPX_SECRET");
+    expect_strangers(one, "none", unknown, "it has a secret, and this rank has EPX_SECRET=none");
+    expect_strangers("none", one, "connections came with a secret, and rank 0 has EPX_SECRET=none",
+                     "connection closed without a proof: not EPX, or it has EPX_SECRET=none");
 }
 
 /* ---- Connections that say nothing -------------------------------------------------------------------------------- */
