@@ -115,9 +115,12 @@ static epx_status rank_lost(const struct gather *gather, int rank)
 {
     unsigned long long sequence = gather->sequence;
 
+    if (errno == EBADMSG)
+        return fail(EPX_ERR_PEER, "what rank %d sent in all-gather %llu was changed on its way", rank, sequence);
     if (errno == ENOTCONN || errno == ECONNRESET || errno == EPIPE)
-        return fail(EPX_ERR_PEER, "rank %d ended during all-gather %llu (%zu bytes per rank)", rank, sequence,
-                    gather->bytes);
+        return fail(EPX_ERR_PEER,
+                    "rank %d ended during all-gather %llu (%zu bytes per rank), or its connection was cut", rank,
+                    sequence, gather->bytes);
     return fail_errno(EPX_ERR_PEER, "rank %d was lost during all-gather %llu (%zu bytes per rank)", rank, sequence,
                       gather->bytes);
 }

@@ -39,14 +39,19 @@ static int send_or_error(struct channel *channel, const void *data, size_t bytes
 /* Sends the failure to rank 0, unless in the middle of a message, where rank 0 would take it for data. */
 static epx_status fail_client(const struct gather *gather, struct channel *channel, int between_messages)
 {
+    const unsigned long long sequence = gather->sequence;
     char text[WIRE_TEXT];
     epx_status status;
 
-    if (errno != ETIMEDOUT)
-        return fail(EPX_ERR_PEER, "rank 0 ended during all-gather %llu (%zu bytes per rank)",
-                    (unsigned long long)gather->sequence, gather->bytes);
-    status = fail(EPX_ERR_TIMEOUT, "rank %d: rank 0 did not reply within %d ms in all-gather %llu", gather->rank,
-                  gather->timeout_ms, (unsigned long long)gather->sequence);
+    if (errno == EBADMSG)
+        status = fail(EPX_ERR_PEER, "rank %d: what rank 0 sent in all-gather %llu was changed on its way", gather->rank,
+                      sequence);
+    else if (errno == ETIMEDOUT)
+        status = fail(EPX_ERR_TIMEOUT, "rank %d: rank 0 did not reply within %d ms in all-gather %llu", gather->rank,
+                      gather->timeout_ms, sequence);
+    else
+        return fail(EPX_ERR_PEER, "rank 0 ended during all-gather %llu (%zu bytes per rank), or its connection was cut",
+                    sequence, gather->bytes);
     snprintf(text, sizeof(text), "%s", epx_last_error());
     if (between_messages)
         send_error(channel, status, text, deadline_in(0));
@@ -149,8 +154,9 @@ static epx_status relay_lost(struct down *down)
         status = fail(EPX_ERR_TIMEOUT, "rank %d: rank %d did not pass on rank 0's data within %d ms in all-gather %llu",
                       gather->rank, relay, gather->timeout_ms, sequence);
     else
-        status = fail(EPX_ERR_PEER, "rank %d ended during all-gather %llu (%zu bytes per rank)",
-                      down->root_ended ? 0 : relay, sequence, gather->bytes);
+        status =
+            fail(EPX_ERR_PEER, "rank %d ended during all-gather %llu (%zu bytes per rank), or its connection was cut",
+                 down->root_ended ? 0 : relay, sequence, gather->bytes);
     snprintf(text, sizeof(text), "%s", epx_last_error());
     if (!down->root_ended)
         send_error(down->root, status, text, deadline_in(0));

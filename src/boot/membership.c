@@ -463,7 +463,8 @@ static epx_status check_arrival(const struct membership *m, int rank, size_t exp
         return fail(EPX_ERR_MISMATCH, "rank %d sends %zu bytes to an all-gather, rank %d expected %zu", rank, bytes,
                     m->rank, expected);
     if (!*there && peer->rx.conn < 0)
-        return fail(EPX_ERR_PEER, "rank %d ended or gave up during the %s", rank, what_for(m));
+        return fail(EPX_ERR_PEER, "rank %d ended or gave up during the %s, or its connection was cut", rank,
+                    what_for(m));
     return EPX_OK;
 }
 

@@ -64,6 +64,9 @@ epx_status check_hello(const struct wire_hello *hello, int nranks, const unsigne
 /* "rank 3", "ranks 3 and 5", "ranks 3, 5 and 2 more": those of 0..nranks-1 whose mark is 0. Returns how many. */
 int absent_ranks(const unsigned char *present, int nranks, char *text, size_t bytes);
 
+/* The connection to `rank` failed before all ranks had met; errno says how. */
+epx_status fail_to_meet(int rank);
+
 /* Sends an operation without payload. */
 int send_frame(struct channel *channel, enum wire_op op, uint64_t deadline);
 /* Sends the reason of a failure to the peer, as far as that is possible before the deadline. */

@@ -242,7 +242,7 @@ static epx_status await_start(const struct rendezvous_config *config, struct cha
         if (errno == ETIMEDOUT)
             return fail(EPX_ERR_TIMEOUT, "rank 0 did not confirm within %d ms that all ranks have connected",
                         config->timeout_ms + RENDEZVOUS_SLACK_MS);
-        return fail(EPX_ERR_PEER, "rank 0 ended before all ranks had connected");
+        return fail_to_meet(0);
     }
     if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_START && frame.sequence < (uint64_t)config->nranks) {
         *block = (int)frame.sequence;

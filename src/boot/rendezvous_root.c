@@ -236,10 +236,11 @@ static epx_status recv_joined(const struct root *root, int rank)
     struct wire_frame frame;
     uint64_t deadline = deadline_in(RENDEZVOUS_CLOSE_MS);
 
+    errno = 0;
     if (!channel_receive_all(channel, &frame, sizeof(frame), deadline) && frame.magic == WIRE_FRAME_MAGIC &&
         frame.op == WIRE_ERROR)
         return receive_error(channel, &frame, deadline);
-    return fail(EPX_ERR_PEER, "rank %d ended before all ranks had connected", rank);
+    return fail_to_meet(rank);
 }
 
 /* Order of `polls`: listeners, the lobby, pending connections, joined ranks (by rank; -1 where a rank is missing). */
@@ -297,7 +298,7 @@ static epx_status wait_for_ranks(struct root *root)
     }
     for (int i = 1; !status && i < root->config->nranks; i++)
         if (channel_send_all(&root->channels[i], &start, sizeof(start), root->deadline))
-            status = fail_errno(EPX_ERR_PEER, "rank %d ended before all ranks had connected", i);
+            status = fail_to_meet(i);
     return status;
 }
 

@@ -34,6 +34,13 @@ int absent_ranks(const unsigned char *present, int nranks, char *text, size_t by
     return absent;
 }
 
+epx_status fail_to_meet(int rank)
+{
+    if (errno == EBADMSG)
+        return fail(EPX_ERR_PEER, "what rank %d sent before all ranks had connected was changed on its way", rank);
+    return fail(EPX_ERR_PEER, "rank %d ended before all ranks had connected, or its connection was cut", rank);
+}
+
 int send_frame(struct channel *channel, enum wire_op op, uint64_t deadline)
 {
     struct wire_frame frame = {.magic = WIRE_FRAME_MAGIC, .op = op};

@@ -97,7 +97,7 @@ static epx_status recv_from(struct root *root, int rank, enum wire_op op)
 
         root->got[rank] = transfer.done;
         if (state < 0)
-            return fail(EPX_ERR_PEER, "rank %d ended before all ranks had connected", rank);
+            return fail_to_meet(rank);
         if (state == 0)
             return EPX_OK;
         if (bytes == head && rest_of(message, op))
@@ -141,7 +141,7 @@ static epx_status send_to(struct root *root, int rank, const void *data, size_t 
 {
     if (!channel_send_all(&root->channels[rank], data, bytes, root->deadline))
         return EPX_OK;
-    return fail_errno(EPX_ERR_PEER, "rank %d ended before all ranks had connected", rank);
+    return fail_to_meet(rank);
 }
 
 static epx_status introduce(struct root *root)

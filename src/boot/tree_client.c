@@ -22,7 +22,7 @@ static epx_status lost_root(const struct rendezvous_config *config)
     if (errno == ETIMEDOUT)
         return fail(EPX_ERR_TIMEOUT, "rank 0 did not confirm within %d ms that all ranks have connected",
                     config->timeout_ms + RENDEZVOUS_SLACK_MS);
-    return fail(EPX_ERR_PEER, "rank 0 ended before all ranks had connected");
+    return fail_to_meet(0);
 }
 
 /* The next message of rank 0, which must be `op`. */

@@ -489,13 +489,13 @@ static void run_leaving(int who, const char *name)
 static void a_rank_that_leaves_is_named_by_all(void **state)
 {
     (void)state;
-    run_leaving(3, "rank 3 ended or gave up");
+    run_leaving(3, "rank 3 ended or gave up during the recovery, or its connection was cut");
 }
 
 static void the_coordinator_that_leaves_is_named_by_all(void **state)
 {
     (void)state;
-    run_leaving(0, "rank 0 ended or gave up");
+    run_leaving(0, "rank 0 ended or gave up during the recovery, or its connection was cut");
 }
 
 /* Nobody but the stopped rank is named as the culprit: the coordinator knows, and the others only suspect. */

@@ -195,6 +195,75 @@ static void ranks_with_another_secret_are_named(void **state)
                      "connection closed without a proof: not EPX, or it has EPX_SECRET=none");
 }
 
+/* ---- Somebody in the path ---------------------------------------------------------------------------------------- */
+
+/* Passes on what ranks and rank 0 say, and changes one byte of what rank 0 says. */
+static void meddle(int listener, int port, size_t at)
+{
+    const int fds[2] = {accept(listener, NULL, NULL), connect_to(port)};
+    struct pollfd polls[2] = {{.fd = fds[0], .events = POLLIN}, {.fd = fds[1], .events = POLLIN}};
+    size_t passed = 0;
+    char bytes[4096];
+
+    while (poll(polls, 2, -1) > 0)
+        for (int i = 0; i < 2; i++) {
+            const ssize_t n = polls[i].revents ? recv(fds[i], bytes, sizeof(bytes), 0) : 1;
+            if (n <= 0)
+                _exit(0);
+            if (!polls[i].revents)
+                continue;
+            if (i == 1 && passed <= at && at < passed + (size_t)n)
+                bytes[at - passed] ^= 1;
+            passed += i == 1 ? (size_t)n : 0;
+            (void)!send(fds[!i], bytes, (size_t)n, MSG_NOSIGNAL);
+        }
+}
+
+/* Changes byte `at` of what rank 0 says after its handshake with rank 1, which rank 1 reports with these words. */
+static struct world run_meddled(size_t at, const char *words)
+{
+    struct world world = world_make(2, open_and_gather);
+    const struct sockaddr_in here = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)world.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1)};
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    pid_t pid;
+
+    assert_int_equal(bind(listener, (const struct sockaddr *)&here, sizeof(here)), 0);
+    assert_int_equal(listen(listener, 4), 0);
+    world.absent[0] = 1;
+    world_start(&world);
+    pid = fork();
+    if (!pid) {
+        limit_time();
+        meddle(listener, world.port, sizeof(struct auth_reply) + at);
+        _exit(0);
+    }
+    close(listener);
+    world.host = "127.0.0.2";
+    world.pids[1] = fork();
+    if (!world.pids[1])
+        be_rank(&world, 1);
+    world_wait(&world);
+    stop_service(pid);
+    expect_failure(&world, 1, EPX_ERR_PEER, words);
+    return world;
+}
+
+/* Nobody says that rank 0 has ended, or rank 1: neither has. */
+static void what_was_changed_on_its_way_is_said(void **state)
+{
+    static const char words[] = "rank 1: what rank 0 sent in all-gather 1 was changed on its way";
+    struct world world = run_meddled(150, words); /* a result */
+
+    (void)state;
+    expect_failure(&world, 0, EPX_ERR_PEER, words);
+    world_end(&world);
+    world = run_meddled(60, "what rank 0 sent before all ranks had connected was changed on its way"); /* START */
+    expect_failure(&world, 0, EPX_ERR_PEER, "rank 1 ended during all-gather 1");
+    expect_failure(&world, 0, EPX_ERR_PEER, "or its connection was cut");
+    world_end(&world);
+}
+
 /* ---- Connections that say nothing -------------------------------------------------------------------------------- */
 
 static void idle_connections_do_not_delay_a_start(void **state)
@@ -476,5 +545,6 @@ static void addresses_are_sealed_for_a_callers_all_gather(void **state)
 UNIT_TESTS_WITHIN(name_this_run, NULL, a_held_port_is_an_error, a_squatter_learns_nothing,
                   a_squatter_that_plays_rank_0_learns_nothing, hellos_without_the_secret_do_no_harm,
                   ranks_with_another_secret_are_named, idle_connections_do_not_delay_a_start, a_lobby_accepts_who_sends,
-                  a_lobby_waits_for_nobody_without_the_key, secrets_are_read_only_where_nobody_else_can,
-                  secrets_that_differ_are_named, addresses_are_sealed_for_a_callers_all_gather)
+                  a_lobby_waits_for_nobody_without_the_key, what_was_changed_on_its_way_is_said,
+                  secrets_are_read_only_where_nobody_else_can, secrets_that_differ_are_named,
+                  addresses_are_sealed_for_a_callers_all_gather)
