@@ -166,9 +166,11 @@ short channel_blocked_events(const struct channel *channel)
     return channel->state == CHANNEL_OPEN || channel->sealed->out_bytes ? POLLOUT : 0;
 }
 
-int channel_is_silent(const struct channel *channel)
+const uint8_t *channel_nonce(const struct channel *channel)
 {
-    return channel->sealed && channel->state == CHANNEL_GREETING;
+    if (!channel->sealed || channel->state == CHANNEL_GREETING)
+        return NULL;
+    return channel->sealed->auth.client_greeting.nonce;
 }
 
 /* ---- Records -------------------------------------------------------------------------------------------------- */

@@ -38,8 +38,8 @@ int channel_handshake(struct channel *channel);
 short channel_events(const struct channel *channel);
 /* What an unfinished channel_send waits for: POLLOUT, or 0 = the other end's part of the handshake. */
 short channel_blocked_events(const struct channel *channel);
-/* The other end has not greeted yet, or not to the end. */
-int channel_is_silent(const struct channel *channel);
+/* Server: the client's nonce, of AUTH_NONCE bytes. NULL: it has not greeted yet, or not to the end. */
+const uint8_t *channel_nonce(const struct channel *channel);
 
 /* As transfer_send and transfer_receive, once the handshake is done. An unfinished send is repeated with the same data.
  * EBADMSG: a record was changed on its way. */

@@ -2,6 +2,7 @@
 #include "boot/lobby.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "util/clock.h"
 #include "util/log.h"
@@ -15,12 +16,12 @@ void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpo
         lobby->place[i].channel = CHANNEL_CLOSED;
 }
 
-/* One that has sent nothing counts as having waited longer than any that has. */
+/* One that has not greeted counts as having waited longer than any that has. */
 static uint64_t rank_of(const struct lobby *lobby, int i)
 {
-    const uint64_t spoken = (uint64_t)1 << 63;
+    const uint64_t greeted = (uint64_t)1 << 63;
 
-    return lobby->place[i].since_ns | (channel_is_silent(&lobby->place[i].channel) ? 0 : spoken);
+    return lobby->place[i].since_ns | (lobby->place[i].greeted ? greeted : 0);
 }
 
 /* A free place, or that of the longest waiting connection if it has had its time, or -1. */
@@ -35,7 +36,7 @@ static int find_place(const struct lobby *lobby)
         if (rank_of(lobby, i) < rank_of(lobby, oldest))
             oldest = i;
     }
-    least = channel_is_silent(&lobby->place[oldest].channel) ? LOBBY_SILENT_MS : LOBBY_SPOKEN_MS;
+    least = lobby->place[oldest].greeted ? LOBBY_SPOKEN_MS : LOBBY_SILENT_MS;
     return clock_ns() - lobby->place[oldest].since_ns >= least * 1000000ull ? oldest : -1;
 }
 
@@ -64,6 +65,32 @@ static int accept_one(struct lobby *lobby, int listener)
         fd = socket_accept(listener);
     }
     return fd;
+}
+
+/* Remembers the greeting. Only those with the key's mark are: others cannot make them forgotten. */
+static int known_greeting(struct lobby *lobby, const uint8_t nonce[AUTH_NONCE])
+{
+    uint64_t half[2], *known;
+
+    static_assert(sizeof(half) == AUTH_NONCE, "a nonce has two halves");
+    memcpy(half, nonce, sizeof(half));
+    known = &lobby->known[half[0] % LOBBY_KNOWN];
+    if (*known == half[1])
+        return 1;
+    *known = half[1];
+    return 0;
+}
+
+/* As channel_handshake(). */
+static int continue_handshake(struct lobby *lobby, int i)
+{
+    struct channel *channel = &lobby->place[i].channel;
+    const int silent = !channel_nonce(channel);
+    const int state = channel_handshake(channel);
+
+    if (silent && state >= 0 && channel_nonce(channel))
+        lobby->place[i].greeted = !known_greeting(lobby, channel_nonce(channel));
+    return state;
 }
 
 static void turn_away(struct lobby *lobby, struct channel *channel)
@@ -98,9 +125,10 @@ int lobby_accept(struct lobby *lobby, int listener)
         if (lobby->place[at].channel.fd >= 0)
             turn_away(lobby, &lobby->place[at].channel);
         lobby->place[at].since_ns = clock_ns();
+        lobby->place[at].greeted = !lobby->key;
         /* It has most likely sent something already: then it is not among the first to be replaced. */
         if (!channel_start(&lobby->place[at].channel, fd, lobby->key, lobby->purpose, 1) &&
-            channel_handshake(&lobby->place[at].channel) < 0 && errno != ENOMEM)
+            continue_handshake(lobby, at) < 0 && errno != ENOMEM)
             turn_away(lobby, &lobby->place[at].channel);
     }
     return 0;
@@ -113,7 +141,7 @@ int lobby_next(struct lobby *lobby, struct channel *out)
     while (lobby->next < LOBBY_PLACES) {
         const int i = lobby->next++;
         struct channel *channel = &lobby->place[i].channel;
-        const int state = channel->fd < 0 ? 0 : channel_handshake(channel);
+        const int state = channel->fd < 0 ? 0 : continue_handshake(lobby, i);
 
         if (state > 0) {
             *out = *channel;

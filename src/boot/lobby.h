@@ -7,6 +7,8 @@
  * not replaced before it had LOBBY_SILENT_MS to send its greeting, and LOBBY_SPOKEN_MS for its proof; until then new
  * ones wait in the listener's queue. Without these times, a hundred ranks that connected at once replaced each other
  * until each had tried many times.
+ * Who reads the network can send a greeting again that a rank has sent. A greeting that was heard here before counts as
+ * none: it gets LOBBY_SILENT_MS for its proof, and no more.
  */
 #ifndef EPX_BOOT_LOBBY_H
 #define EPX_BOOT_LOBBY_H
@@ -16,6 +18,7 @@
 enum {
     LOBBY_PLACES = 64,
     LOBBY_MS = 2000,
+    LOBBY_KNOWN = 1024,   /* greetings that are remembered */
     LOBBY_SILENT_MS = 20, /* a place is kept at least so long for a connection that has sent no whole greeting, */
     LOBBY_SPOKEN_MS = 200 /* and so long for one that has */
 };
@@ -26,10 +29,12 @@ struct lobby {
     struct {
         struct channel channel;
         uint64_t since_ns;
+        int greeted; /* with the mark of the key, and not as somebody before it */
     } place[LOBBY_PLACES];
-    int next;                 /* the place that lobby_next looks at next */
-    unsigned strangers;       /* connections that were closed because they did not know the key */
-    char last[ENDPOINT_TEXT]; /* where the last of them came from */
+    uint64_t known[LOBBY_KNOWN]; /* by one half of their random numbers: the other half */
+    int next;                    /* the place that lobby_next looks at next */
+    unsigned strangers;          /* connections that were closed because they did not know the key */
+    char last[ENDPOINT_TEXT];    /* where the last of them came from */
 };
 
 void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpose);

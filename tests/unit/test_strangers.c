@@ -335,6 +335,58 @@ static void a_lobby_waits_for_nobody_without_the_key(void **state)
     free(lobby);
 }
 
+/* What a client says first. */
+static struct auth_greeting greeting_of(const uint8_t *key)
+{
+    struct auth_greeting greeting;
+    struct channel client;
+    int ends[2];
+
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+    assert_int_equal(channel_start(&client, ends[0], key, AUTH_MEMBERSHIP, 0), 0);
+    assert_int_equal(channel_handshake(&client), 0);
+    assert_int_equal(read(ends[1], &greeting, sizeof(greeting)), sizeof(greeting));
+    channel_close(&client);
+    close(ends[1]);
+    return greeting;
+}
+
+/* Somebody has heard the greeting of a rank, and says it again and again: that keeps no place. */
+static void a_greeting_that_is_repeated_keeps_no_place(void **state)
+{
+    static const uint8_t key[CRYPTO_KEY] = {9};
+    const struct auth_greeting greeting = greeting_of(key);
+    struct lobby *lobby = calloc(1, sizeof(*lobby));
+    const int port = some_port(), listener = listen_at(port);
+    int fds[LOBBY_PLACES], newcomer;
+
+    (void)state;
+    assert_non_null(lobby);
+    fcntl(listener, F_SETFL, O_NONBLOCK);
+    assert_int_equal(listen(listener, 4096), 0);
+    lobby_open(lobby, key, AUTH_MEMBERSHIP);
+    for (int i = 0; i < LOBBY_PLACES; i++) {
+        fds[i] = connect_to(port);
+        assert_int_equal(write(fds[i], &greeting, sizeof(greeting)), sizeof(greeting));
+    }
+    assert_int_equal(lobby_accept(lobby, listener), 0);
+    assert_int_equal(lobby_count(lobby), LOBBY_PLACES);
+    assert_true(lobby->place[0].greeted);
+    for (int i = 1; i < LOBBY_PLACES; i++)
+        assert_false(lobby->place[i].greeted);
+    usleep((LOBBY_SILENT_MS + 1) * 1000);
+    newcomer = connect_to(port);
+    assert_int_equal(lobby_accept(lobby, listener), 0);
+    assert_int_equal(lobby->strangers, 1); /* it has the place of one of them */
+    assert_true(lobby->place[0].greeted);
+    lobby_close(lobby);
+    for (int i = 0; i < LOBBY_PLACES; i++)
+        close(fds[i]);
+    close(newcomer);
+    close(listener);
+    free(lobby);
+}
+
 /* A lobby keeps few, and of these those who speak. */
 static void a_lobby_accepts_who_sends(void **state)
 {
@@ -545,6 +597,6 @@ static void addresses_are_sealed_for_a_callers_all_gather(void **state)
 UNIT_TESTS_WITHIN(name_this_run, NULL, a_held_port_is_an_error, a_squatter_learns_nothing,
                   a_squatter_that_plays_rank_0_learns_nothing, hellos_without_the_secret_do_no_harm,
                   ranks_with_another_secret_are_named, idle_connections_do_not_delay_a_start, a_lobby_accepts_who_sends,
-                  a_lobby_waits_for_nobody_without_the_key, what_was_changed_on_its_way_is_said,
-                  secrets_are_read_only_where_nobody_else_can, secrets_that_differ_are_named,
-                  addresses_are_sealed_for_a_callers_all_gather)
+                  a_lobby_waits_for_nobody_without_the_key, a_greeting_that_is_repeated_keeps_no_place,
+                  what_was_changed_on_its_way_is_said, secrets_are_read_only_where_nobody_else_can,
+                  secrets_that_differ_are_named, addresses_are_sealed_for_a_callers_all_gather)
