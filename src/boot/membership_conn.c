@@ -46,9 +46,9 @@ int is_sent(const struct peer *peer)
     return peer->conn < 0 || (peer->sent == peer->length && !peer->result);
 }
 
-static epx_status queue_bytes(struct peer *peer, const struct frame *frame, const void *data, size_t bytes)
+static epx_status append(struct peer *peer, const void *data, size_t bytes)
 {
-    const size_t need = peer->length + sizeof(*frame) + bytes;
+    const size_t need = peer->length + bytes;
 
     if (need > peer->room) {
         char *larger = realloc(peer->tx, 2 * need);
@@ -57,11 +57,22 @@ static epx_status queue_bytes(struct peer *peer, const struct frame *frame, cons
         peer->tx = larger;
         peer->room = 2 * need;
     }
-    memcpy(peer->tx + peer->length, frame, sizeof(*frame));
     if (bytes)
-        memcpy(peer->tx + peer->length + sizeof(*frame), data, bytes);
+        memcpy(peer->tx + peer->length, data, bytes);
     peer->length = need;
     return EPX_OK;
+}
+
+static epx_status queue_bytes(struct peer *peer, const struct frame *frame, const void *data, size_t bytes)
+{
+    const size_t before = peer->length;
+    epx_status status = append(peer, frame, sizeof(*frame));
+
+    if (status == EPX_OK)
+        status = append(peer, data, bytes);
+    if (status != EPX_OK)
+        peer->length = before;
+    return status;
 }
 
 static struct frame make_frame(const struct membership *m, enum frame_kind kind, int number, size_t bytes)
@@ -79,6 +90,14 @@ epx_status queue_frame(struct membership *m, struct peer *peer, enum frame_kind 
 {
     const struct frame frame = make_frame(m, kind, number, bytes);
 
+    if (peer->result) { /* a failure: the frame comes behind it */
+        const epx_status status =
+            append(peer, peer->result + peer->result_sent, peer->result_bytes - peer->result_sent);
+
+        if (status != EPX_OK)
+            return status;
+        peer->result = NULL;
+    }
     return queue_bytes(peer, &frame, data, bytes);
 }
 

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -665,6 +666,81 @@ static void a_lost_result_is_sent_again(void **state)
     assert_null(forgetful_port);
 }
 
+/* Rank 1 does not read for a while, and has a part of the first result. Rank 4 ends meanwhile. */
+enum { HUGE_PART = 3 << 20 };
+static struct conn_ops slow;
+static _Atomic(struct conn_port *) slow_port;
+static atomic_int slow_now;
+
+static epx_status slow_open(int rank, int one_host, const uint8_t *secret, struct conn_address *own,
+                            struct conn_port **out)
+{
+    const epx_status status = conn_socket_ops.port_open(rank, one_host, secret, own, out);
+
+    if (rank == 1)
+        slow_port = *out;
+    return status;
+}
+
+static int slow_recv(struct conn_port *port, int conn, void *data, size_t bytes)
+{
+    return slow_now && port == slow_port ? -EAGAIN : conn_socket_ops.recv(port, conn, data, bytes);
+}
+
+/* A first result is right. The end of rank 4 is none of its business: only where rank 0 could not send all of it within
+ * the time that it takes to end is it an error. */
+static int gather_huge(struct membership *m, int rank, char *mine, char *all)
+{
+    memset(mine, 'a' + rank, HUGE_PART);
+    if (membership_allgather(m, mine, all, HUGE_PART) != EPX_OK) {
+        fprintf(stderr, "rank %d: %s\n", rank, epx_last_error());
+        return rank == 0 || rank == 4 || !strstr(epx_last_error(), "rank 0 ended");
+    }
+    for (size_t i = 0; i < (size_t)N * HUGE_PART; i++)
+        if (all[i] != 'a' + (int)(i / HUGE_PART)) {
+            fprintf(stderr, "rank %d: byte %zu of a result is wrong\n", rank, i);
+            return -1;
+        }
+    return 0;
+}
+
+static int slow_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    char *mine = malloc(HUGE_PART), *all = malloc((size_t)N * HUGE_PART);
+    uint8_t out[N] = {0};
+    struct membership *m = NULL;
+    int rc = !mine || !all || open_all(rank, boot, &m);
+
+    (void)n;
+    (void)arg;
+    rc = rc || expect_agree(m, rank, 0, out, EPX_OK);
+    if (rank == 1)
+        slow_now = 1;
+    rc = rc || gather_huge(m, rank, mine, all);
+    if (rank != 4 && !rc)
+        rc = membership_allgather(m, mine, all, 1) == EPX_OK ||
+             !(strstr(epx_last_error(), "rank 4") || strstr(epx_last_error(), "rank 0 ended"));
+    if (rank == 0)
+        slow_now = 0;
+    membership_close(m);
+    free(mine);
+    free(all);
+    return rc;
+}
+
+static void a_failure_does_not_come_in_the_midst_of_a_result(void **state)
+{
+    struct runtime own = {.conns = &slow};
+
+    (void)state;
+    slow = conn_socket_ops;
+    slow.port_open = slow_open;
+    slow.recv = slow_recv;
+    runtime_swap(&own);
+    assert_int_equal(run_ranks(N, slow_rank, NULL), 0);
+    runtime_swap(NULL);
+}
+
 /* Connects to every port and sends nothing, noise, or a valid magic number followed by noise. */
 static void connect_unknown_clients(const struct conn_address *all)
 {
@@ -797,5 +873,5 @@ UNIT_TESTS(all_ranks_take_part, a_rank_that_ended_is_excluded, ranks_excluded_by
            ranks_that_want_different_things_are_told, unknown_clients_do_no_harm, a_rank_that_leaves_is_named_by_all,
            the_coordinator_that_leaves_is_named_by_all, a_rank_that_stops_is_named_by_all,
            a_coordinator_that_stops_is_suspected, many_ranks_make_few_connections, a_lost_result_is_sent_again,
-           idle_connections_accuse_nobody, a_port_that_somebody_else_holds_is_closed,
-           a_silent_port_is_not_that_of_a_process_that_ended)
+           a_failure_does_not_come_in_the_midst_of_a_result, idle_connections_accuse_nobody,
+           a_port_that_somebody_else_holds_is_closed, a_silent_port_is_not_that_of_a_process_that_ended)
