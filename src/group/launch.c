@@ -13,7 +13,8 @@
  * put after a stream comes after its last operation. */
 struct launch_turns {
     pthread_mutex_t lock;
-    struct epx_group *last, *captured; /* of the last operation, and of the last one that was captured; NULL: none */
+    struct epx_group *last; /* of the last operation; NULL: none */
+    struct captured captured;
     int groups;
 };
 
@@ -82,6 +83,42 @@ epx_status launch_share_turns(struct epx_group *group, struct epx_group *other)
     return status;
 }
 
+static int find_capture(const struct captured *c, uint64_t capture)
+{
+    int i = 0;
+
+    while (i < CAPTURES && c->in[i] != capture)
+        i++;
+    return i;
+}
+
+/* NULL: no operation is in this capture yet. */
+static struct device_stream *last_captured(const struct captured *c, uint64_t capture)
+{
+    const int i = find_capture(c, capture);
+
+    return i < CAPTURES ? c->last[i] : NULL;
+}
+
+static void note_captured(struct captured *c, uint64_t capture, struct device_stream *stream)
+{
+    int i = find_capture(c, capture);
+
+    if (i == CAPTURES) {
+        i = c->next;
+        c->next = (i + 1) % CAPTURES;
+    }
+    c->in[i] = capture;
+    c->last[i] = stream;
+}
+
+static void forget_captured(struct captured *c, const struct device_stream *stream)
+{
+    for (int i = 0; i < CAPTURES; i++)
+        if (c->last[i] == stream)
+            c->last[i] = NULL;
+}
+
 /* Returns how many groups are left. */
 static int leave_turns(const struct epx_group *group, struct launch_turns *turns)
 {
@@ -90,8 +127,7 @@ static int leave_turns(const struct epx_group *group, struct launch_turns *turns
     pthread_mutex_lock(&turns->lock);
     if (turns->last == group)
         turns->last = NULL;
-    if (turns->captured == group)
-        turns->captured = NULL;
+    forget_captured(&turns->captured, group->default_stream);
     left = --turns->groups;
     pthread_mutex_unlock(&turns->lock);
     return left;
@@ -117,8 +153,9 @@ void launch_forget_stream(struct epx_group *group, const struct device_stream *s
 
     if (group->last_stream == stream)
         group->last_stream = NULL;
-    if (group->captured_stream == stream)
-        group->captured_stream = NULL;
+    forget_captured(&group->captured, stream);
+    if (turns)
+        forget_captured(&turns->captured, stream);
     turn_end(turns);
 }
 
@@ -140,17 +177,15 @@ static epx_status put_after(struct epx_group *group, struct device_stream *strea
 static epx_status order_captured(struct epx_group *group, struct launch_turns *turns, struct device_stream *stream,
                                  uint64_t capture)
 {
-    const struct epx_group *other = turns && turns->captured ? turns->captured : group;
-    epx_status status = EPX_OK;
+    struct device_stream *own = last_captured(&group->captured, capture);
+    struct device_stream *other = turns ? last_captured(&turns->captured, capture) : NULL;
+    epx_status status = put_after(group, stream, own);
 
-    if (group->captured_in == capture)
-        status = put_after(group, stream, group->captured_stream);
-    if (status == EPX_OK && other != group && other->captured_in == capture)
-        status = put_after(group, stream, other->captured_stream);
-    group->captured_in = capture;
-    group->captured_stream = stream;
+    if (status == EPX_OK && other != own)
+        status = put_after(group, stream, other);
+    note_captured(&group->captured, capture, stream);
     if (turns)
-        turns->captured = group;
+        note_captured(&turns->captured, capture, stream);
     return status;
 }
 

@@ -43,6 +43,14 @@ struct kept_rows {
     int recorded; /* a graph may use it as long as the group lives */
 };
 
+/* Captures that go on at the same time: the stream of the last operation in each. The last few that began are kept. */
+enum { CAPTURES = 8 };
+struct captured {
+    uint64_t in[CAPTURES]; /* device_ops.stream_captures; 0: none */
+    struct device_stream *last[CAPTURES];
+    int next;
+};
+
 struct epx_group {
     struct device *device;
     struct boot *boot;
@@ -112,8 +120,7 @@ struct epx_group {
         *last_stream; /* of the last operation; operations of a group run in the order of their calls */
     struct device_event *order_event;
     struct launch_turns *turns; /* groups whose operations run in one order with those of this one; NULL: none */
-    struct device_stream *captured_stream; /* of the last operation that was captured, and in which capture */
-    uint64_t captured_in;
+    struct captured captured;
     struct kept_rows *kept_rows; /* the largest first */
     int all_trace;               /* EPX_TRACE is set on all ranks */
     struct group_marks marks;

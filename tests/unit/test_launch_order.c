@@ -116,6 +116,8 @@ static void test_streams_of_one_capture_wait_for_each_other(void **state)
     capture_of[5] = 8;
     run(&group, (const int[]){1, 3, 4, 4, 3, 5, 1, 0}); /* 5 is of another capture, 1 of none */
     assert_string_equal(story, "l1 l3 r3 w4 l4 l4 r4 w3 l3 l5 l1 ");
+    run(&group, (const int[]){4, 5, 3, 0}); /* both go on */
+    assert_string_equal(story, "r3 w4 l4 l5 r4 w3 l3 ");
     capture_of[3] = capture_of[4] = 9; /* the next capture of the same streams */
     run(&group, (const int[]){4, 3, 0});
     assert_string_equal(story, "l4 r4 w3 l3 ");
@@ -217,6 +219,13 @@ static void test_groups_and_captures(void **state)
     capture_of[3] = capture_of[4] = 7;
     run_groups(&a, &b, "A1A3B4B2A3B4");
     assert_string_equal(story, "l1 l3 r3 w4 l4 r1 w2 l2 r4 w3 l3 r3 w4 l4 ");
+    capture_of[5] = 8; /* of another capture, which goes on at the same time */
+    run_groups(&a, &b, "A5B3");
+    assert_string_equal(story, "l5 r4 w3 l3 ");
+    launch_forget_stream(&b, STREAM(3));
+    run_groups(&a, &b, "A4");
+    assert_string_equal(story, "r3 w4 l4 "); /* A's own */
+    capture_of[5] = 0;
     capture_of[3] = capture_of[4] = 0;
     capture_of[2] = 8; /* the stream of B's last operation */
     run_groups(&a, &b, "A5");
