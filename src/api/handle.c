@@ -261,9 +261,15 @@ static epx_status count_in_memory(epx_handle *handle, const char *call, int64_t 
     return EPX_OK;
 }
 
-/* Of one update, also where another thread queues the next. */
-static epx_status read_counts(epx_handle *handle, const char *call, int64_t *rows, int64_t *expert_counts)
+struct counts {
+    int64_t rows, tokens;
+    int fits;
+};
+
+/* Of one update, also where another thread queues the next, or recovers the group and does. */
+static epx_status read_counts(epx_handle *handle, const char *call, struct counts *counts, int64_t *expert_counts)
 {
+    const struct recv_info *info = handle->info;
     epx_status status;
     uint64_t number;
 
@@ -272,9 +278,9 @@ static epx_status read_counts(epx_handle *handle, const char *call, int64_t *row
         status = handle_poll_update(handle, call, UINT64_MAX);
         if (status != EPX_OK)
             return status;
-        *rows = handle->info->rows;
+        *counts = (struct counts){.rows = info->rows, .tokens = info->tokens, .fits = !info->unexpected};
         for (int l = 0; expert_counts && l < handle->group->set.local_experts; l++)
-            expert_counts[l] = handle->info->expert_counts[l];
+            expert_counts[l] = info->expert_counts[l];
         __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the counts before the number */
     } while (number != handle_updates(handle));
     return EPX_OK;
@@ -283,6 +289,7 @@ static epx_status read_counts(epx_handle *handle, const char *call, int64_t *row
 epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts)
 {
     static const char call[] = "epx_handle_recv_count";
+    struct counts counts;
     API_WAIT;
     epx_status status = handle && !rows ? fail(EPX_ERR_ARGUMENT, "%s: rows: expected a pointer, got NULL", call)
                                         : handle_check(handle, call);
@@ -293,34 +300,40 @@ epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *exp
     }
     if (status == EPX_OK)
         status = counted_handle_check(&api_call, handle, call);
-    return status == EPX_OK ? read_counts(handle, call, rows, expert_counts) : status;
+    if (status == EPX_OK)
+        status = read_counts(handle, call, &counts, expert_counts);
+    if (status == EPX_OK)
+        *rows = counts.rows;
+    return status;
 }
 
 epx_status epx_handle_recv_fits(epx_handle *handle, int *fits)
 {
     static const char call[] = "epx_handle_recv_fits";
+    struct counts counts;
     API_WAIT;
     epx_status status = handle && !fits ? fail(EPX_ERR_ARGUMENT, "%s: fits: expected a pointer, got NULL", call)
                                         : counted_handle_check(&api_call, handle, call);
 
     if (status == EPX_OK)
-        status = handle_poll_update(handle, call, UINT64_MAX);
+        status = read_counts(handle, call, &counts, NULL);
     if (status == EPX_OK)
-        *fits = !handle->info->unexpected;
+        *fits = counts.fits;
     return status;
 }
 
 epx_status epx_handle_recv_tokens(epx_handle *handle, int64_t *tokens)
 {
     static const char call[] = "epx_handle_recv_tokens";
+    struct counts counts;
     API_WAIT;
     epx_status status = handle && !tokens ? fail(EPX_ERR_ARGUMENT, "%s: tokens: expected a pointer, got NULL", call)
                                           : counted_handle_check(&api_call, handle, call);
 
     if (status == EPX_OK)
-        status = handle_poll_update(handle, call, UINT64_MAX);
+        status = read_counts(handle, call, &counts, NULL);
     if (status == EPX_OK)
-        *tokens = handle->info->tokens;
+        *tokens = counts.tokens;
     return status;
 }
 

@@ -361,7 +361,41 @@ epx_status api_issue(struct api_call *call, const char *function)
     return status;
 }
 
-/* Alone in the group: from now on nobody enters it. */
+/* Call with the lock held. The group and its handles, events, streams and graphs; free_entries() follows. */
+static struct entry *unlink_group(const struct epx_group *group)
+{
+    struct entry *all = NULL;
+
+    for (size_t i = 0; i < BUCKETS; i++) {
+        struct entry **link = &table[i];
+
+        while (*link) {
+            struct entry *e = *link;
+
+            if (e->group != group) {
+                link = &e->next;
+                continue;
+            }
+            *link = e->next;
+            e->next = all;
+            all = e;
+        }
+    }
+    groups--;
+    return all;
+}
+
+static void free_entries(struct entry *e)
+{
+    while (e) {
+        struct entry *next = e->next;
+
+        free(e);
+        e = next;
+    }
+}
+
+/* Alone in the group: from now on nobody enters it, by an object of it either. */
 static epx_status retire(struct api_call *call)
 {
     struct entry *found = NULL;
@@ -370,11 +404,11 @@ static epx_status retire(struct api_call *call)
     pthread_mutex_lock(&lock);
     users = call->group->users;
     if (users == 1) {
-        found = unlink_entry(REGISTRY_GROUP, call->group);
+        found = unlink_group(call->group);
         changing++; /* until registry_end() */
     }
     pthread_mutex_unlock(&lock);
-    free(found);
+    free_entries(found);
     if (!found)
         return fail(EPX_ERR_USAGE, "epx_group_destroy: group: %d other threads are inside calls of this group",
                     users - 1);
@@ -427,11 +461,15 @@ epx_status stream_enter(struct api_call *call, epx_stream stream, const char *fu
 {
     struct epx_group *owner = NULL;
     enum found found;
+    epx_status status;
 
     if (!stream)
         return EPX_OK;
     found = look_up_and_enter(call, REGISTRY_STREAM, stream, &owner);
+    status = judge_stream(call->group, stream, found, owner, function);
+    if (status != EPX_OK)
+        let_go(call); /* before another group, which may be destroyed then */
     if (found == FOUND)
         leave(owner);
-    return judge_stream(call->group, stream, found, owner, function);
+    return status;
 }

@@ -197,6 +197,62 @@ static void a_group_is_not_destroyed_under_a_call(void **state)
         assert_int_equal(fixture_run(1, NULL, ends_under_another_thread, NULL), 0);
 }
 
+/* The caller's own functions for device memory run while a group is destroyed, as other threads do. */
+struct freed {
+    epx_handle *handle;
+    epx_event *event;
+    int calls, found;
+};
+
+static int allocate(void **ptr, size_t bytes, void *context)
+{
+    (void)context;
+    *ptr = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return *ptr == NULL;
+}
+
+static int look_and_free(void *ptr, void *context)
+{
+    struct freed *f = context;
+
+    if (f->event) {
+        f->calls++;
+        f->found += epx_event_query(f->event) != EPX_ERR_ARGUMENT ||
+                    epx_event_record(f->event, NULL) != EPX_ERR_ARGUMENT ||
+                    epx_handle_recv_poll(f->handle, 0) != EPX_ERR_ARGUMENT;
+    }
+    free(ptr);
+    return 0;
+}
+
+/* What belongs to a group that is being destroyed is not found any more. */
+static int asks_in_the_midst_of_the_end(struct fixture *s)
+{
+    struct freed *f = s->arg;
+    epx_status status;
+
+    f->handle = s->ht;
+    if (fixture_ht(s) || epx_event_create(s->group, &f->event) != EPX_OK)
+        return fixture_fail(s, "an event");
+    status = epx_group_destroy(s->group);
+    s->group = NULL;
+    if (status != EPX_OK || !f->calls || f->found)
+        return fixture_fail(s, "objects of a group that ends are found");
+    return 0;
+}
+
+static void objects_end_with_their_group(void **state)
+{
+    struct freed f = {0};
+    epx_group_config config = fixture_config(DEADLINE_MS);
+
+    (void)state;
+    config.device_alloc = allocate;
+    config.device_free = look_and_free;
+    config.device_context = &f;
+    assert_int_equal(fixture_run(1, &config, asks_in_the_midst_of_the_end, &f), 0);
+}
+
 /* libc's, with a clock of the day that is ahead: an administrator may set it. */
 static atomic_int ahead_s;
 
@@ -287,6 +343,26 @@ static void *wait_for_counts(void *arg)
     return NULL;
 }
 
+static void *wait_for_tokens(void *arg)
+{
+    struct waiter *w = arg;
+
+    atomic_store(&w->inside, 1);
+    w->status = epx_handle_recv_tokens(w->s->ht, &w->rows);
+    return NULL;
+}
+
+static void *wait_whether_it_fits(void *arg)
+{
+    struct waiter *w = arg;
+    int fits = 0;
+
+    atomic_store(&w->inside, 1);
+    w->status = epx_handle_recv_fits(w->s->ht, &fits);
+    w->rows = fits;
+    return NULL;
+}
+
 /* The thread is inside its call, as far as can be told. */
 static int start_waiter(struct waiter *w, void *(*wait)(void *))
 {
@@ -329,6 +405,8 @@ static void an_event_is_not_destroyed_under_a_wait(void **state)
 /* A wait that a recovery ends is no wait for an update that has run. */
 static int recovers_under_a_wait(struct fixture *s)
 {
+    static void *(*const waits[])(void *) = {wait_for_counts, wait_for_tokens, wait_whether_it_fits};
+
     for (int i = 0; i < 30; i++) {
         struct waiter behind = {.s = s}, w = {.s = s};
         int64_t rows = -1;
@@ -339,7 +417,7 @@ static int recovers_under_a_wait(struct fixture *s)
             epx_stream_call(s->group, NULL, wait_to_go, &behind) != EPX_OK ||
             epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK)
             return fixture_fail(s, "update");
-        pthread_create(&w.thread, NULL, wait_for_counts, &w);
+        pthread_create(&w.thread, NULL, waits[i % 3], &w);
         while (!atomic_load(&w.inside))
             usleep(10);
         usleep(300); /* later the wait is slower than the recovery, and finds the failure first */
@@ -440,6 +518,8 @@ static int destroys_under_a_capture(struct fixture *s)
     atomic_store(&w.go, 1);
     if (epx_graph_end(s->group, NULL, &graph) != EPX_OK || epx_graph_destroy(graph) != EPX_OK)
         rc = fixture_fail(s, "the end of the capture");
+    if (epx_stream_sync(s->group, NULL) != EPX_OK) /* the update reads what fixture_ht() fills */
+        rc = fixture_fail(s, "the update");
     return rc || fixture_ht(s);
 }
 
@@ -644,7 +724,7 @@ static void a_child_has_no_sockets_of_its_parent(void **state)
 }
 
 UNIT_TESTS(a_stream_of_another_group_is_refused, a_group_is_used_by_several_threads,
-           a_group_is_not_destroyed_under_a_call, an_event_is_not_destroyed_under_a_wait,
+           a_group_is_not_destroyed_under_a_call, objects_end_with_their_group, an_event_is_not_destroyed_under_a_wait,
            a_wait_for_counts_goes_on_with_the_next_update, counts_of_an_update_that_never_ran_are_refused,
            waits_for_counts_have_a_deadline_each, a_handle_is_not_destroyed_under_a_capture,
            a_group_recovers_beside_a_thread_that_watches, a_call_behind_another_ends_though_the_clock_is_set,
