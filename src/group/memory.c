@@ -358,7 +358,7 @@ epx_status group_device_rings(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
     const struct blocks b = lay_out(group);
-    const int n = proxy_ring_count(group->proxies);
+    const int n = group->proxies ? proxy_ring_count(group->proxies) : 0;
     char *at = (char *)group->device_memory + b.rings;
     epx_status status = EPX_OK;
 

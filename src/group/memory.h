@@ -17,7 +17,7 @@ void group_device_destroy(struct epx_group *group);
 epx_status group_device_members(struct epx_group *group);
 /* Where the heaps of the node are mapped. */
 epx_status group_device_heaps(struct epx_group *group);
-/* After group_net_open: the rings, for kernels. */
+/* After group_net_open, or group_net_close: the rings, or none, for kernels. */
 epx_status group_device_rings(struct epx_group *group);
 
 #endif

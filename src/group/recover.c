@@ -39,7 +39,7 @@ static epx_status reset_counters(struct epx_group *group, const uint64_t *epochs
 {
     const size_t R = (size_t)group->nranks, slots = (size_t)group->set.sig_slots;
     const size_t words = (size_t)SIG_COUNT * slots * R;
-    const size_t rings = (size_t)group->shadow.nrings, all = rings * SIG_COUNT * slots;
+    const size_t rings = (size_t)group->set.proxy_threads, all = rings * SIG_COUNT * slots;
     uint64_t *zero;
     epx_status status;
 
@@ -211,6 +211,15 @@ static epx_status reset(struct epx_group *group, const uint8_t *out, const uint6
     return status == EPX_OK ? reset_device(group, epochs) : status;
 }
 
+/* The rings go with the proxies. Kernels are told: should the recovery fail, those that follow end at once, and would
+ * stop the proxies through rings that are freed. */
+static epx_status close_net(struct epx_group *group)
+{
+    const epx_status status = group_net_close(group);
+
+    return status == EPX_OK && group->nnodes > 1 ? group_device_rings(group) : status;
+}
+
 static epx_status open_net(struct epx_group *group)
 {
     epx_status status;
@@ -231,7 +240,7 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
     *all_reset = 0;
     if (status == EPX_OK) {
         /* Until all have closed theirs, a proxy of this node may set abort words. */
-        status = handshake_ready(group, group_net_close(group));
+        status = handshake_ready(group, close_net(group));
         if (status == EPX_OK && replaced)
             status = handshake_ready(group, handshake_heaps_again(group));
         if (status == EPX_OK)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads, streams of other groups, and fork: the rules that epx.h states, enforced. ctest: labels=ranks */
+/* Threads, streams of other groups, recoveries that fail, and fork: what epx.h states, enforced. ctest: labels=ranks */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -578,6 +579,48 @@ static void a_group_recovers_beside_a_thread_that_watches(void **state)
     assert_int_equal(fixture_run(2, &config, recovers_beside_a_watcher, NULL), 0);
 }
 
+/* ---- A recovery that fails --------------------------------------------------------------------------------------- */
+
+/* Nobody can open a network while rank 0 has set the limit of descriptors to `files`. */
+static epx_status clear_with(struct fixture *s, const struct rlimit *files)
+{
+    epx_status status;
+
+    if (fixture_meet(s) || (s->rank == 0 && setrlimit(RLIMIT_NOFILE, files) != 0) || fixture_meet(s))
+        return EPX_ERR_SYSTEM;
+    status = epx_group_error_clear(s->group);
+    return fixture_meet(s) ? EPX_ERR_SYSTEM : status;
+}
+
+/* The network is closed when the recovery fails, and its rings are freed: a launch finds neither. */
+static int launch_after_a_failed_recovery(struct fixture *s)
+{
+    const struct rlimit *files = s->arg, none = {0, files->rlim_max};
+    epx_graph *graph = NULL;
+
+    fixture_refill(s);
+    if (fixture_ll(s) || epx_graph_begin(s->group, NULL) != EPX_OK ||
+        epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL) != EPX_OK ||
+        epx_graph_end(s->group, NULL, &graph) != EPX_OK || fixture_meet(s))
+        return fixture_fail(s, "recording a dispatch");
+    if (epx_group_abort(s->group, EPX_ERR_SYSTEM) != EPX_OK || clear_with(s, &none) == EPX_OK)
+        return fixture_fail(s, "a recovery without descriptors");
+    if (fixture_sync(s, epx_graph_launch(graph, NULL)) == EPX_OK || fixture_meet(s))
+        return fixture_fail(s, "a launch after a recovery that failed");
+    return clear_with(s, files) == EPX_OK ? fixture_ll(s) : fixture_fail(s, "a recovery with descriptors");
+}
+
+static void a_launch_after_a_failed_recovery_fails(void **state)
+{
+    epx_group_config config = fixture_config(DEADLINE_MS);
+    struct rlimit files;
+
+    (void)state;
+    config.ranks_per_node = 1;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
+    assert_int_equal(fixture_run(2, &config, launch_after_a_failed_recovery, &files), 0);
+}
+
 /* ---- fork -------------------------------------------------------------------------------------------------------- */
 
 /* In the child: 0, or the number of the first call that did not refuse. */
@@ -727,6 +770,6 @@ UNIT_TESTS(a_stream_of_another_group_is_refused, a_group_is_used_by_several_thre
            a_group_is_not_destroyed_under_a_call, objects_end_with_their_group, an_event_is_not_destroyed_under_a_wait,
            a_wait_for_counts_goes_on_with_the_next_update, counts_of_an_update_that_never_ran_are_refused,
            waits_for_counts_have_a_deadline_each, a_handle_is_not_destroyed_under_a_capture,
-           a_group_recovers_beside_a_thread_that_watches, a_call_behind_another_ends_though_the_clock_is_set,
-           a_child_of_fork_is_refused_and_the_parent_goes_on, a_child_that_is_forked_beside_a_creation_is_refused,
-           a_child_has_no_sockets_of_its_parent)
+           a_group_recovers_beside_a_thread_that_watches, a_launch_after_a_failed_recovery_fails,
+           a_call_behind_another_ends_though_the_clock_is_set, a_child_of_fork_is_refused_and_the_parent_goes_on,
+           a_child_that_is_forked_beside_a_creation_is_refused, a_child_has_no_sockets_of_its_parent)
