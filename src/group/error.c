@@ -62,6 +62,15 @@ static void write_abort(const struct epx_group *group, uint64_t word, char *text
 
     if (culprit == group->rank && rank == group->rank)
         snprintf(text, bytes, "this rank failed (%s)", epx_strerror((epx_status)status));
+    else if (culprit == group->rank && status == EPX_ERR_PEER)
+        snprintf(
+            text, bytes,
+            "aborted because the network of rank %d, or of a rank that told it, has lost this rank: the connection "
+            "was cut, or this rank was stopped or late",
+            rank);
+    else if (culprit == group->rank && status == EPX_ERR_MISMATCH)
+        snprintf(text, bytes, "aborted because rank %d and this rank do not agree (%s)", rank,
+                 epx_strerror((epx_status)status));
     else if (culprit == group->rank)
         snprintf(text, bytes, "this rank was too late: rank %d has waited for it (%s)", rank,
                  phase_name(ABORT_PHASE(word)));

@@ -617,6 +617,27 @@ static void a_late_rank_of_another_node_is_told(void **state)
     run_masked(3, late_rank_is_told);
 }
 
+/* A rank that others name learns why: it need not have been late. */
+static void a_rank_that_others_name_is_told_why(void **state)
+{
+    const struct {
+        int status;
+        const char *words;
+    } cases[] = {{EPX_ERR_TIMEOUT, "this rank was too late: rank 0 has waited for it"},
+                 {EPX_ERR_PEER, "the network of rank 0, or of a rank that told it, has lost this rank: the connection "
+                                "was cut, or this rank was stopped or late"},
+                 {EPX_ERR_MISMATCH, "rank 0 and this rank do not agree"}};
+    struct epx_group group = {.rank = 1, .nranks = 2};
+    epx_error_info info = EPX_ERROR_INFO_INIT;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(error_of_abort(&group, ABORT_CAUSED(cases[i].status, PHASE_NONE, 0, 1), &info), EPX_ERR_PEER);
+        if (info.peer != -1 || !strstr(info.message, cases[i].words))
+            fail_msg("peer %d, no \"%s\" in: %s", info.peer, cases[i].words, info.message);
+    }
+}
+
 UNIT_MAIN_WITHIN(set_up, NULL, UNIT_CASE("low_latency_dispatch_times_out", times_out, &ll_dispatch_phase),
                  UNIT_CASE("low_latency_staged_dispatch_times_out", times_out, &ll_staged_phase),
                  UNIT_CASE("low_latency_combine_times_out", times_out, &ll_combine_phase),
@@ -634,4 +655,5 @@ UNIT_MAIN_WITHIN(set_up, NULL, UNIT_CASE("low_latency_dispatch_times_out", times
                  cmocka_unit_test(a_late_rank_of_another_node_is_told),
                  cmocka_unit_test(a_staged_operation_at_the_end_keeps_nobody_waiting),
                  cmocka_unit_test(ranks_that_have_ended_their_group_are_not_missed),
-                 cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes), cmocka_unit_test(a_recovery_keeps_statistics))
+                 cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes), cmocka_unit_test(a_recovery_keeps_statistics),
+                 cmocka_unit_test(a_rank_that_others_name_is_told_why))
