@@ -701,7 +701,9 @@ typedef struct epx_error_info {
 } epx_error_info;
 
 #define EPX_ERROR_INFO_INIT EPX_INITIAL_VALUE(epx_error_info)
-/* The first error since the last clear. Never blocks. Returns its status; info may be NULL. */
+/* The first error since the last clear: its status; info may be NULL. Does not wait for operations. Between nodes, the
+ * first call after a failure waits until the network reads no memory of this rank any more: microseconds, or at most
+ * half the timeout where the network's library does not return. */
 EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
 /*
  * Clears the error. After an error that ended an operation (timeout, peer, mismatch), and after epx_mask_update, it

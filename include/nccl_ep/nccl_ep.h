@@ -339,7 +339,8 @@ NCCL_EP_API ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mas
  * that were masked take part from the next operation on, where all ranks meet. High throughput: collective over the
  * ranks that live. The error of before stays until ncclEpErrorClear. */
 NCCL_EP_API ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream);
-/* 0, or 1 after a failure on the device (a rank that timed out, say). Never blocks. */
+/* 0, or 1 after a failure on the device (a rank that timed out, say). Does not wait for operations; epx_group_error
+ * says for what it may wait between nodes. */
 NCCL_EP_API ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out);
 /* Local after a rank was masked for being late; after a failure that ended an operation all ranks meet here. */
 NCCL_EP_API ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group);

@@ -49,9 +49,11 @@ KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
 enum { STOP_WAITS = 8 }; /* several: a process that was stopped meanwhile has lost one of them, not all */
 
 /* The proxies stop (proxy/stop.c): when this returns, the network reads no memory of this rank any more, unless a
- * proxy is stuck in the network's library for half a deadline. */
+ * proxy is stuck in the network's library for half a deadline. They stop side by side, and share the waits. */
 KFN_STEP void network_stop(struct agent *ag, const struct group_dev *g)
 {
+    int waits = INJECT_BUG(BUG_NO_STOP, 0, STOP_WAITS);
+
     for (int i = 0; i < g->nrings; i++) {
         if (ag_leader(ag))
             ag_store_release(g->rings[i].stop, 1); /* pairs with the acquire in stop_asked() */
@@ -62,7 +64,7 @@ KFN_STEP void network_stop(struct agent *ag, const struct group_dev *g)
             ag->abort_word = g->rings[i].stopped; /* the group's would end the wait at once */
         ag_sync(ag);
         /* Acquire: pairs with the release in stop_progress(). */
-        for (int n = 0; n < INJECT_BUG(BUG_NO_STOP, 0, STOP_WAITS) && !ag_load_acquire(g->rings[i].stopped); n++)
+        for (; waits > 0 && !ag_load_acquire(g->rings[i].stopped); waits--)
             ag_wait_ge(ag, g->rings[i].stopped, 1, g->timeout_ns / (2 * STOP_WAITS));
         /* The stages that follow do not wait for it again. Should it stop just now, that costs a warning. */
         if (INJECT_BUG(BUG_NO_STOP, 0, 1) && ag_leader(ag) && !ag_peek(g->rings[i].stopped))

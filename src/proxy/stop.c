@@ -105,7 +105,7 @@ static int wait_stopped(struct proxy_thread *t)
 
 int proxy_stop(struct proxy_group *g)
 {
-    int i, n, stopped = 1;
+    int i, n = 0, stopped = 1; /* n: waits in vain, of all threads together, which stop side by side */
 
     if (!g->connected)
         return 1;
@@ -118,9 +118,9 @@ int proxy_stop(struct proxy_group *g)
         /* 2: a kernel has waited for it already. Pairs with the release in network_stop(). */
         const int waits = __atomic_load_n(g->threads[i].ring.dev.stopped, __ATOMIC_ACQUIRE) == 2 ? 1 : STOP_WAITS;
 
-        for (n = 0; n < waits && !wait_stopped(&g->threads[i]); n++)
-            ;
-        stopped &= n < waits;
+        while (n < waits && !wait_stopped(&g->threads[i]))
+            n++;
+        stopped &= is_stopped(&g->threads[i]);
     }
     return stopped;
 }

@@ -482,6 +482,33 @@ static void a_stop_that_is_not_answered_closes_the_endpoint(void **state)
     assert_int_equal(s->ranks[0].errors, 0);  /* the group has failed already: no second reason */
 }
 
+static uint64_t real_now(void *self)
+{
+    (void)self;
+    return clock_ns();
+}
+
+/* Half of the deadline for all of them, not for each. */
+static void threads_that_do_not_come_back_are_waited_for_together(void **state)
+{
+    struct proxy_fixture *s = *state;
+    struct proxy_group *g;
+    uint64_t took;
+
+    s->options.threads = 4;
+    s->options.timeout_ms = 1000;
+    s->env.now_ns = real_now;
+    proxy_fixture_open(s, RANKS, 1);
+    g = s->ranks[0].proxies;
+    g->manual = 0; /* as if they had threads of their own, which are in the network's library */
+    took = clock_ns();
+    assert_int_equal(proxy_stop(g), 0);
+    took = clock_ns() - took;
+    g->manual = 1;
+    assert_in_range(took, 490 * MS, 1000 * MS);
+    assert_int_equal(proxy_stop(g), 1);
+}
+
 UNIT_TESTS_EACH(setup, teardown, a_command_of_another_version_is_refused, an_unknown_operation_is_refused,
                 a_rank_beyond_the_last_is_refused, a_rank_of_the_own_node_is_refused, the_own_rank_is_refused,
                 a_rank_of_another_ring_is_refused, a_counter_of_another_ring_is_refused,
@@ -497,4 +524,4 @@ UNIT_TESTS_EACH(setup, teardown, a_command_of_another_version_is_refused, an_unk
                 who_only_receives_says_goodbye_too, a_loss_may_overtake_a_goodbye,
                 a_peer_that_takes_nothing_keeps_no_goodbye_from_others, two_that_leave_do_not_wait_for_each_other,
                 a_stop_drops_all_but_aborts_and_waits_for_what_is_posted,
-                a_stop_that_is_not_answered_closes_the_endpoint)
+                a_stop_that_is_not_answered_closes_the_endpoint, threads_that_do_not_come_back_are_waited_for_together)

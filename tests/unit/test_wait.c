@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include "device/cpu/cpu.h"
+#include "device/cpu/prims.h"
+#include "kernel/begin_end.h"
 #include "util/clock.h"
 #include "tests/lib/unit.h"
 
@@ -83,6 +85,35 @@ static void abort_word_ends_the_wait_unless_the_word_is_there(void **state)
     assert_int_equal(cpu_wait_ge(&own.agent, &own.word, 1, LONG_NS), WAIT_ABORTED);
     own.word = 1;
     assert_int_equal(cpu_wait_ge(&own.agent, &own.word, 1, LONG_NS), WAIT_OK);
+}
+
+/* Half of the deadline for all rings, not for each. The next stage of the operation does not wait again. */
+static void proxies_that_do_not_stop_are_waited_for_together(void **state)
+{
+    enum { RINGS = 4 };
+    struct doorbell bells[RINGS] = {{0}};
+    uint64_t stop[RINGS] = {0}, stopped[RINGS] = {0}, start, took;
+    struct ring_dev rings[RINGS];
+    const struct group_dev g = {.rings = rings, .nrings = RINGS, .timeout_ns = 200 * MS};
+
+    (void)state;
+    memset(rings, 0, sizeof(rings));
+    for (int i = 0; i < RINGS; i++) {
+        rings[i].stop = &stop[i];
+        rings[i].stopped = &stopped[i];
+        rings[i].bell = &bells[i];
+    }
+    start = clock_ns();
+    network_stop(&own.agent, &g);
+    took = clock_ns() - start;
+    assert_in_range(took, 100 * MS, 399 * MS); /* one after the other took 400 */
+    for (int i = 0; i < RINGS; i++) {
+        assert_int_equal(stop[i], 1);
+        assert_int_equal(stopped[i], 2);
+    }
+    start = clock_ns();
+    network_stop(&own.agent, &g);
+    assert_true(clock_ns() - start < 100 * MS);
 }
 
 struct waiter {
@@ -494,7 +525,8 @@ static void scratch_is_aligned_kept_and_grows(void **state)
 
 UNIT_TESTS_EACH(set_up, NULL, ready_word_returns_without_sleeping, deadline_ends_the_wait_and_is_counted,
                 zero_timeout_is_a_query, abort_word_ends_the_wait_unless_the_word_is_there,
-                sleeping_waiter_is_woken_by_an_abort, word_without_bell_is_seen_all_the_same, waiter_gives_up_the_core,
+                proxies_that_do_not_stop_are_waited_for_together, sleeping_waiter_is_woken_by_an_abort,
+                word_without_bell_is_seen_all_the_same, waiter_gives_up_the_core,
                 one_ring_wakes_every_agent_of_the_rank, endless_timeout_does_not_wrap,
                 no_wakeup_is_lost_between_two_ranks, no_wakeup_is_lost_between_more_ranks_than_cores,
                 no_wakeup_is_lost_between_processes, ring_without_sleepers_leaves_seq_alone,
