@@ -28,6 +28,18 @@ KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
     return stops;
 }
 
+/* `odd` is masked on this rank, and still is a member: or it is -1, where another agent has seen one. The others are
+ * told of that rank, which is why this one cannot go on, and not that this one has failed. */
+KFN_STEP void fail_not_agreed(struct agent *ag, const struct group_dev *g, int odd)
+{
+    const int32_t member = odd < 0 ? 0 : g->members[odd], active = odd < 0 ? 0 : g->mask[odd];
+
+    const int silent = INJECT_BUG(BUG_SELF_NAMED, 0, odd >= 0 && !active);
+
+    report(ag, g, KSTATUS_USAGE, PHASE_MASKS, odd, member, active, 0, 0);
+    fail_all(ag, g, silent ? KSTATUS_TIMEOUT : KSTATUS_USAGE, PHASE_MASKS, odd, member, active);
+}
+
 /* The same for high throughput, which needs a membership that all ranks agreed on (group/recover.c): other ranks still
  * count, and relay for, a rank that is masked here alone. */
 KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
@@ -42,7 +54,7 @@ KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
     if (!has_masks(g) || !block_decides(ag, odd >= 0))
         return 0;
     if (ag_index(ag) == 0)
-        fail_all(ag, g, KSTATUS_USAGE, PHASE_MASKS, odd, odd < 0 ? 0 : g->members[odd], odd < 0 ? 0 : g->mask[odd]);
+        fail_not_agreed(ag, g, odd);
     return 1;
 }
 

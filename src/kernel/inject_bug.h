@@ -35,7 +35,8 @@ enum injected_bug {
     BUG_SECOND_SET = 26,   /* a rank that was told that it is left out forgets it, and recovers with others */
     BUG_NO_FOLLOW = 27,    /* a rank is named although it says that it waits for another one */
     BUG_OTHER_WRITES = 28, /* an agent that may not write rows any more is taken for another one that still does */
-    BUG_OWN_WORD = 29      /* a rank that recovers does not look whether its own abort word says that it was late */
+    BUG_OWN_WORD = 29,     /* a rank that recovers does not look whether its own abort word says that it was late */
+    BUG_SELF_NAMED = 30,   /* a rank that cannot go on because of another one is named for it */
 };
 
 #ifdef EPX_INJECT_BUGS

@@ -694,8 +694,9 @@ static void told(epx_group *group, int rank)
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return;
     check_goodbye(&info, rank);
-    /* "failed (...)" is what a rank says of itself. */
-    wrong = info.peer >= 0 && !is_faulty(now.c, info.peer) && !strstr(info.message, "failed (");
+    /* "failed (...)" is what a rank says of itself. That it cannot go on because of another one is no failure of it. */
+    wrong = info.peer >= 0 && !is_faulty(now.c, info.peer) &&
+            (!strstr(info.message, "failed (") || strstr(info.message, epx_strerror(EPX_ERR_USAGE)));
     if (info.peer == rank || (wrong && !strstr(info.message, "may ") && !strstr(info.message, "masked")))
         snprintf(r->wrong_culprit, sizeof(r->wrong_culprit), "%s named: %s",
                  info.peer == rank ? "a rank that fails itself is" : "a healthy rank is", info.message);

@@ -263,7 +263,7 @@ static void a_last_step_that_begins_too_early_is_found(void **state)
 
 static void a_second_set_of_ranks_that_were_left_out_is_found(void **state)
 {
-    const struct sim_case_options options = {.modes = BOTH, .faults = SIM_FAULT_LATE};
+    const struct sim_case_options options = {.modes = EPX_HIGH_THROUGHPUT, .faults = SIM_FAULT_LATE};
 
     (void)state;
     is_found_with(BUG_SECOND_SET, &options, "was told that it is left out");
@@ -282,6 +282,12 @@ static void a_rank_named_although_it_waits_is_found(void **state)
 {
     (void)state;
     is_found(BUG_NO_FOLLOW, SIM_FAULT_STOP, "has stopped, and rank");
+}
+
+static void a_rank_named_because_it_cannot_go_on_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_SELF_NAMED, SIM_FAULT_LATE, "a healthy rank is named");
 }
 
 static int set_up(void **state)
@@ -307,4 +313,5 @@ UNIT_TESTS_WITHIN(set_up, NULL, without_a_bug_nothing_is_found, a_missing_wait_f
                   a_masked_rank_that_is_not_told_is_found, a_recovery_that_some_ranks_have_not_heard_of_is_found,
                   a_rank_that_leaves_without_a_goodbye_is_found, a_last_step_that_begins_too_early_is_found,
                   a_second_set_of_ranks_that_were_left_out_is_found,
-                  a_late_rank_that_does_not_look_at_its_own_word_is_found, a_rank_named_although_it_waits_is_found)
+                  a_late_rank_that_does_not_look_at_its_own_word_is_found, a_rank_named_although_it_waits_is_found,
+                  a_rank_named_because_it_cannot_go_on_is_found)
