@@ -21,16 +21,17 @@ static struct {
 } gone[MOST_JOINED];
 static int ngone;
 static uint64_t holds[SIM_MAX_RANKS];
-static uint8_t left[SIM_MAX_RANKS]; /* the process that joined has ended its program */
 
 /* Of each process, as sim_rank() numbers them: a process whose place was taken may go on beside the one that took it.
  *   rank, process  its place, and what its control block says of it
  *   without[r]     it goes on without rank r
- *   knows[r]       the process that has the place of rank r, for this one
+ *   knows[r]       the process that has the place of rank r, for this one; before[r]: the one that had it before
+ *   left           it has ended its program
  *   count, time    how often it has recovered, and when it last did; JOINED: it counts as those do that it hears
  *                  of first
  *   agreed         what all that recovered with it have the same; 0: it has not recovered yet
  *   given          its last signals
+ *   reset          what signals were set to when it last recovered
  *   late           its abort word has said that another gave up because of it, and it has not recovered since
  *   restores       it recovers by epx_mask_clean
  * Times count signals and recoveries. Small cases only: larger ones have no masks. */
@@ -38,12 +39,13 @@ enum { MOST_MASKED = 64, MOST_SLOTS = 8, JOINED = -1 };
 static struct {
     int rank, count;
     uint64_t process, time, agreed;
-    uint8_t without[MOST_MASKED], late, restores;
-    uint64_t knows[MOST_MASKED];
+    uint8_t without[MOST_MASKED], late, restores, left;
+    uint64_t knows[MOST_MASKED], before[MOST_MASKED];
     struct {
         uint64_t value, time, agreed;
         int count;
     } given[SIG_COUNT][MOST_SLOTS];
+    uint64_t reset[SIG_COUNT][MOST_SLOTS];
 } processes[MOST_MASKED];
 static uint64_t times;
 static int repeats;
@@ -82,7 +84,6 @@ void sim_rules_begin(int watch_rows, int rouse)
     broken[0] = 0;
     ngone = 0;
     memset(holds, 0, sizeof(holds));
-    memset(left, 0, sizeof(left));
     memset(processes, 0, sizeof(processes));
     for (int r = 0; r < MOST_MASKED; r++)
         processes[r].rank = r;
@@ -100,27 +101,42 @@ static void breach(const char *format, int a, int b)
              (unsigned long long)sim_now() / 1000, text);
 }
 
-void sim_rule_left(int rank, uint64_t process)
+void sim_rule_left(void)
 {
-    if (holds[rank] == process)
-        left[rank] = 1;
+    if (sim_rank() < MOST_MASKED)
+        processes[sim_rank()].left = 1;
+}
+
+static int number_of(int rank, uint64_t process)
+{
+    for (int q = 0; q < MOST_MASKED && process; q++)
+        if (processes[q].rank == rank && processes[q].process == process)
+            return q;
+    return rank;
 }
 
 /* The process that has a rank's place, as sim_rank() numbers it. */
 static int process_of(int rank)
 {
-    for (int q = 0; q < MOST_MASKED && holds[rank]; q++)
-        if (processes[q].rank == rank && processes[q].process == holds[rank])
-            return q;
-    return rank;
+    return number_of(rank, holds[rank]);
 }
 
-void sim_rule_joined(int rank, uint64_t process, int seen)
+/* Where the network has cut the group, each part has a process of its own in that place: asked is the one that `seer`
+ * had there. */
+static void check_ended(int rank, uint64_t process, int seer)
 {
-    if (seen && !left[rank] && !sim_has_died(process_of(rank)))
+    const uint64_t knows = processes[seer].knows[rank], old = knows == process ? processes[seer].before[rank] : knows;
+    const int q = number_of(rank, old);
+
+    if (!processes[q].left && !sim_has_died(q))
         breach("another process joins in the place of rank %d, whose process has not ended; %d have been replaced",
                rank, ngone);
-    left[rank] = 0;
+}
+
+void sim_rule_joined(int rank, uint64_t process, int seer)
+{
+    if (seer >= 0 && seer < MOST_MASKED && rank < MOST_MASKED)
+        check_ended(rank, process, seer);
     if (ngone < MOST_JOINED) {
         gone[ngone].rank = rank;
         gone[ngone++].process = holds[rank];
@@ -302,11 +318,19 @@ void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who, uint6
     processes[me].late = 0;
     for (int r = 0; r < nranks && r < MOST_MASKED; r++) {
         processes[me].without[r] = out[r];
+        if (processes[me].knows[r] != who[r])
+            processes[me].before[r] = processes[me].knows[r];
         processes[me].knows[r] = who[r];
     }
     processes[me].count += processes[me].count != JOINED;
     processes[me].agreed = agreed;
     processes[me].time = ++times;
+}
+
+void sim_rule_resets(int kind, int slot, uint64_t value)
+{
+    if (sim_rank() < MOST_MASKED && slot < MOST_SLOTS)
+        processes[sim_rank()].reset[kind][slot] = value;
 }
 
 void sim_rule_signals(int kind, int slot, uint64_t value)
@@ -353,6 +377,9 @@ static int recovered_together(int rank, int p, int kind, int slot, uint64_t valu
 void sim_rule_received(const struct group_dev *g, int all, int kind, int slot, uint64_t value)
 {
     if (sim_rank() >= MOST_MASKED || g->rank >= MOST_MASKED || slot >= MOST_SLOTS || sim_has_died(sim_rank()))
+        return;
+    /* There since the recovery. A process whose place was taken may give it still, to nobody that recovered. */
+    if (value <= processes[sim_rank()].reset[kind][slot])
         return;
     for (int p = 0; p < g->nranks && p < MOST_MASKED; p++)
         if (p != g->rank && g->mask[p] && (all || g->heap[p]) && !recovered_together(g->rank, p, kind, slot, value))

@@ -14,7 +14,7 @@
  *   a late rank has recovered     it knew by its abort word: of no set of ranks that go on without it, or have, are as
  *                                 many missing as it has recovered with
  *
- *   a process has joined          the one before, in this place, has died or ended its program
+ *   a process has joined          the one that ranks of its node had in this place has died or ended its program
  *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before,
  *                                 nor does that process write rows into memory of those that go on with the new one
  *
@@ -43,11 +43,11 @@ void sim_rule_ends(const struct group_dev *g, uint64_t word, int failed);
 void sim_rule_reuse(int rank, int nranks, void *const *heaps);
 /* The network read `from`'s memory, for rank `to`, after it had given up. */
 void sim_rule_late_read(int from, int to);
-/* The process `process` (struct control) has the place of `rank` now; the one before is gone. seen: members of its node
- * could look whether it was. */
-void sim_rule_joined(int rank, uint64_t process, int seen);
-/* That process, or the first of this rank (0), ends its program: another one may have its place. */
-void sim_rule_left(int rank, uint64_t process);
+/* This process, `process` of struct control, has the place of `rank` now. seer: a first process that is a member of its
+ * node, and could look whether the one before had ended; -1: none. */
+void sim_rule_joined(int rank, uint64_t process, int seer);
+/* This process ends its program: another one may have its place. */
+void sim_rule_left(void);
 /* This process goes on without `peer`: it has masked it in an operation. */
 void sim_rule_goes_on(int peer);
 /* It is about to recover; late: its abort word says that another rank gave up because of it; restores: whoever was left
@@ -56,6 +56,8 @@ void sim_rule_starts_over(int late, int restores);
 /* It has recovered; out[r]: without r; who[r]: with which process in the place of r; agreed: a digest of what all that
  * recovered with it must have the same. */
 void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who, uint64_t agreed);
+/* The recovery has set this signal of all to `value`: nobody need give it. */
+void sim_rule_resets(int kind, int slot, uint64_t value);
 /* In this run ranks recover until all of them have: not all equally often. */
 void sim_rules_repeat(void);
 /* It gives a signal; it has those of all that it counts on, of its node or all. */

@@ -6,6 +6,7 @@
 
 #include "group/abort.h"
 #include "group/objects.h"
+#include "group/signals.h"
 #include "sim/rules.h"
 
 enum { TIMEOUT_MS = 1000 }; /* of virtual time */
@@ -537,6 +538,18 @@ static void check_second_set(const epx_group *group)
         }
 }
 
+/* Of a signal that is a word here and a counter there, with other values, the one that surely was there. */
+static void tell_resets(const epx_group *group)
+{
+    for (int kind = 0; kind < SIG_COUNT; kind++)
+        for (int slot = 0; slot < group->set.sig_slots; slot++) {
+            const uint64_t word = signal_after(group, group->restarted, kind, slot);
+            const uint64_t counter = counter_after(group, group->restarted, kind, slot);
+
+            sim_rule_resets(kind, slot, word < counter ? word : counter);
+        }
+}
+
 static void has_recovered(epx_group *group)
 {
     uint64_t who[PROP_MAX_RANKS] = {0}, agreed = 1;
@@ -548,6 +561,7 @@ static void has_recovered(epx_group *group)
     for (int i = 0; i < OP_COUNT; i++)
         agreed = workload_hash(agreed, group->restarted[i]);
     sim_rule_members(group->nranks, group->map.out, who, agreed);
+    tell_resets(group);
     check_second_set(group);
 }
 
@@ -639,22 +653,22 @@ static void leaves(int rank, epx_group *group)
         now.has_left[rank] = 1;
     now.in_order[rank] = group && !sim_has_died(rank) && !abort_word(group);
     check_through(rank);
-    sim_rule_left(rank, group && group->membership ? membership_incarnation(group->membership, rank) : 0);
+    sim_rule_left();
 }
 
-/* A member of its node that was there when the process was admitted: not one that came with it. */
-static int has_old_neighbour(const epx_group *group)
+/* A member of its node that was there when the process was admitted, not one that came with it; -1: none. */
+static int old_neighbour(const epx_group *group)
 {
     for (int r = 0; r < group->nranks; r++)
         if (r != group->rank && !group->map.out[r] && group->map.node_of[r] == group->node &&
             !membership_incarnation(group->membership, r))
-            return 1;
-    return 0;
+            return r;
+    return -1;
 }
 
 static void has_joined(epx_group *group)
 {
-    sim_rule_joined(group->rank, membership_incarnation(group->membership, group->rank), has_old_neighbour(group));
+    sim_rule_joined(group->rank, membership_incarnation(group->membership, group->rank), old_neighbour(group));
     has_recovered(group); /* whom the process before went on without does not matter */
 }
 

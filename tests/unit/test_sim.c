@@ -340,12 +340,24 @@ static void seeds_of_a_recovery_that_have_found_something(void **state)
 }
 
 /* The same with processes that join: a late rank woke up in the midst of a dispatch, when those of its node had gone on
- * without it, took the tables of a later one for its own, and followed them out of its memory. */
-static void a_seed_of_a_join_that_has_found_something(void **state)
+ * without it, took the tables of a later one for its own, and followed them out of its memory. In the second a rule was
+ * wrong: a process whose place was taken gave a signal to its old network, which the others had by a recovery. In the
+ * third a combine copied the descriptor of a rank that had gone, and whose heap was not mapped any more. In the
+ * fourth a rule was wrong again: each part of a group that the network had cut admitted a process for one place. */
+static void seeds_of_a_join_that_have_found_something(void **state)
 {
+    static const struct {
+        uint64_t seed;
+        uint32_t modes;
+    } seeds[] = {{190000000549, EPX_LOW_LATENCY},
+                 {261700004241, EPX_LOW_LATENCY},
+                 {291000000044, BOTH},
+                 {294000004259, EPX_LOW_LATENCY}};
+
     (void)state;
-    run_seeds("a_seed_of_a_join_that_has_found_something", 190000000549, 1,
-              (struct sim_case_options){.modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_DEATH | SIM_FAULT_JOIN});
+    for (size_t i = 0; i < sizeof(seeds) / sizeof(*seeds); i++)
+        run_seeds("seeds_of_a_join_that_have_found_something", seeds[i].seed, 1,
+                  (struct sim_case_options){.modes = seeds[i].modes, .faults = SIM_FAULT_DEATH | SIM_FAULT_JOIN});
 }
 
 /* The same with ranks that stop: a healthy one ran for less than a slice between two stalls, and answered then. What it
@@ -392,7 +404,7 @@ static int set_up(void **state)
 UNIT_TESTS_WITHIN(set_up, NULL, the_seed_decides_the_order, time_jumps_when_all_wait, who_waits_for_ever_is_named,
                   what_does_not_end_is_ended, ranks_meet, the_living_do_not_wait_for_the_dead,
                   seeds_that_have_found_something, seeds_with_late_ranks_that_have_found_something,
-                  seeds_of_a_recovery_that_have_found_something, a_seed_of_a_join_that_has_found_something,
+                  seeds_of_a_recovery_that_have_found_something, seeds_of_a_join_that_have_found_something,
                   a_seed_of_a_stop_that_has_found_something, a_seed_replays_exactly, on_one_node,
                   low_latency_across_nodes, high_throughput_across_nodes, high_throughput_with_split_memory,
                   anything_without_faults, anything_with_faults, a_rank_that_stops_is_named, faults_in_a_recovery,
