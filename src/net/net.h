@@ -75,8 +75,10 @@ struct net_put {
 enum net_event_kind {
     NET_SENT, /* the put with this cookie, and all earlier ones to this peer since the last NET_SENT: `count` of them */
     NET_ARRIVED, /* a peer's immediate; its bytes are visible */
-    NET_FAILED,  /* this peer is lost: what was posted to it will not complete. `error` is an errno value */
-    NET_REFUSED  /* `count` arrivals were not from peers, and are ignored */
+    /* This peer is lost: what was posted to it will not complete. `error` is an errno value. Nothing that is stored in
+     * the own region from now on reaches it, or, with `reads`, once the endpoint is closed. */
+    NET_FAILED,
+    NET_REFUSED /* `count` arrivals were not from peers, and are ignored */
 };
 
 struct net_event {
@@ -84,7 +86,7 @@ struct net_event {
     int peer;           /* SENT, FAILED; -1 where a back end cannot tell (ARRIVED: see the immediate) */
     uint32_t immediate; /* ARRIVED */
     uint32_t count;     /* SENT: how many puts it completes, 1 or more; REFUSED */
-    int error;
+    int error, reads;   /* FAILED */
     uint64_t cookie;
 };
 

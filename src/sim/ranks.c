@@ -153,6 +153,12 @@ static int net_process(void *context)
     return sim_rank();
 }
 
+static int net_is_stopped(void *context, int process)
+{
+    (void)context;
+    return sim_is_stopped(process);
+}
+
 static void net_notify(void *context, int rank, int index)
 {
     (void)context;
@@ -186,6 +192,11 @@ static void net_rank_dies(void *self, int rank)
     sim_net_kill(self, rank);
 }
 
+static void net_rank_runs(void *self, int rank)
+{
+    sim_net_runs(self, rank);
+}
+
 static const struct sim_net_costs net_costs = {
     .put = cost_put, .events = cost_events, .depart = cost_depart, .land = cost_land};
 
@@ -197,9 +208,12 @@ static struct sim_net *net_begin(const struct sim_net_options *given, int spares
     options.clock = net_clock;
     options.notify = net_notify;
     options.process = net_process;
+    options.is_stopped = net_is_stopped;
     options.landed = net_landed;
     options.control = net_control;
     options.nranks += spares;
+    if (options.stopped != SIM_NET_TAKES)
+        source.rank_runs = net_rank_runs;
     if (cost_model())
         options.costs = &net_costs;
     source.self = sim_net_create(&options);

@@ -69,6 +69,11 @@ int sim_has_died(int rank)
     return sim.rank[rank].dead;
 }
 
+int sim_is_stopped(int rank)
+{
+    return sim.rank[rank].thaw && !sim.rank[rank].dead;
+}
+
 int sim_is_dead(int rank)
 {
     return sim.rank[rank].dead && sim.rank[rank].thaw == SIM_NEVER;
@@ -201,6 +206,8 @@ static void rank_thaw(int rank)
     for (i = 0; i < sim.nall; i++)
         if (sim.all[i]->rank == rank && sim.all[i]->state == TASK_FROZEN)
             task_make_runnable(sim.all[i]);
+    if (sim.source.rank_runs)
+        sim.source.rank_runs(sim.source.self, rank);
 }
 
 void sim_rouse(int rank, uint64_t ns)
@@ -227,6 +234,8 @@ static void rank_freeze(const struct sim_fault *fault)
     r->thaw = fault->ns == SIM_NEVER ? SIM_NEVER : sim.now + fault->ns;
     if (fault->ns != SIM_NEVER) {
         sim.stalls++;
+        if (sim.source.rank_runs && r->thaw < sim.next_timer)
+            sim.next_timer = r->thaw; /* also where none of its tasks would run before */
         return;
     }
     r->dead = 1;

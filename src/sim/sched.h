@@ -64,6 +64,7 @@ struct sim_source {
     uint64_t (*next_ns)(void *self);              /* SIM_NEVER = none */
     void (*advance)(void *self, uint64_t now_ns); /* does what is due */
     void (*rank_dies)(void *self, int rank);
+    void (*rank_runs)(void *self, int rank); /* again; NULL = it need not know */
     void *self;
 };
 
@@ -104,6 +105,8 @@ void sim_transfer(void);
 void sim_copies(void);
 /* A row is about to be written, likewise, but these count from the beginning. */
 void sim_writes_row(void);
+/* By a fault, and not for good. */
+int sim_is_stopped(int rank);
 /* By a fault, and not raised again. */
 int sim_is_dead(int rank);
 /* The same, though it may have been raised in the end. */

@@ -421,6 +421,22 @@ static void choose_stop(struct sim_case *c)
                                                     .rank = (victim + 1 + prop_draw(&own, s->nranks - 1)) % s->nranks};
 }
 
+/* In one case of four with ranks that stop, a rank receives nothing meanwhile, as over TCP. In half of these the
+ * connection to one that is lost is shut. */
+static void choose_receivers(struct sim_case *c, const struct sim_case_options *o)
+{
+    /* A number with which none of the seeds that have found something (docs/simulation.md) means anything else. */
+    struct prop_rng own = {workload_hash(c->seed, 0x17f3ddd)};
+    const int drawn = prop_chance(&own, 25), shuts = prop_chance(&own, 50);
+
+    if (!c->prop.net[0] || !(c->faults & (SIM_FAULT_DELAY | SIM_FAULT_LATE | SIM_FAULT_STOP)))
+        return;
+    if (o->stopped)
+        c->net.stopped = (enum sim_net_stopped)(o->stopped - 1);
+    else if (drawn)
+        c->net.stopped = shuts ? SIM_NET_SHUTS : SIM_NET_READS;
+}
+
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
 {
     struct prop_rng rng = {workload_hash(seed, 0x51b)};
@@ -443,6 +459,7 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
         choose_faults_in_recovery(c);
     if (options->faults & SIM_FAULT_STOP)
         choose_stop(c);
+    choose_receivers(c, options);
     /* Offsets are of one group, and ranks of one process each. */
     c->setup.watch_rows = c->prop.ngroups == 1 && !c->prop.spares;
 }
@@ -685,13 +702,31 @@ static int others_may_be_late(const struct sim_case *c)
     return can_be_silenced(c) || c->prop.ngroups > 1 || c->prop.enable_mask;
 }
 
+/* Where a receiver must run, what others say to this rank before they close their endpoints may not reach it. */
+static int may_miss_words(const struct sim_case *c, int rank)
+{
+    const struct sim_options *s = &c->setup.sched;
+
+    for (int i = 0; i < s->nfaults && c->net.stopped != SIM_NET_TAKES; i++)
+        if (s->fault[i].rank == rank)
+            return 1;
+    return 0;
+}
+
+/* One that has stopped until the deadline is lost before it says goodbye, too. */
+static int may_lack_a_goodbye(const struct sim_case *c, int from, int to)
+{
+    return can_be_silenced(c) || may_miss_words(c, from) || may_miss_words(c, to);
+}
+
 /* Who has ended its group in order has said so, and nobody takes it for lost. */
 static void check_goodbye(const struct epx_error_info *info, int rank)
 {
     struct sim_report *r = now.report;
 
     if (strcmp(info->phase, "network") == 0 && info->peer >= 0 && now.in_order[info->peer] &&
-        !sim_has_died(info->peer) && !sim_has_died(rank) && now.c->prop.ngroups == 1 && !can_be_silenced(now.c))
+        !sim_has_died(info->peer) && !sim_has_died(rank) && now.c->prop.ngroups == 1 &&
+        !may_lack_a_goodbye(now.c, info->peer, rank))
         snprintf(r->wrong_culprit, sizeof(r->wrong_culprit),
                  "a rank that has ended its group in order is named: %.200s", info->message);
 }
@@ -714,7 +749,7 @@ static void told(epx_group *group, int rank)
     if (info.peer == rank || (wrong && !strstr(info.message, "may ") && !strstr(info.message, "masked")))
         snprintf(r->wrong_culprit, sizeof(r->wrong_culprit), "%s named: %s",
                  info.peer == rank ? "a rank that fails itself is" : "a healthy rank is", info.message);
-    if (is_faulty(now.c, rank) || others_may_be_late(now.c))
+    if (is_faulty(now.c, rank) || others_may_be_late(now.c) || may_miss_words(now.c, rank))
         return;
     r->named++;
     wrong |= info.peer < 0;
@@ -775,6 +810,8 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
 
 void sim_case_print(const struct sim_case *c)
 {
+    static const char *const stopped[] = {"", ", receivers must run, their connections are shut",
+                                          ", receivers must run, their connections stay"};
     const struct sim_options *s = &c->setup.sched;
 
     prop_print_case(&c->prop);
@@ -784,11 +821,11 @@ void sim_case_print(const struct sim_case *c)
         fprintf(
             stderr,
             "  network: %d ranks per node, latency %llu + %llu ns, message %llu ns, %llu bytes/us, depth %d, ordered "
-            "%d, torn %d%%, refused %d%%, anonymous %d, one in %llu lost\n",
+            "%d, torn %d%%, refused %d%%, anonymous %d, one in %llu lost%s\n",
             c->prop.ranks_per_node, (unsigned long long)c->net.latency_ns, (unsigned long long)c->net.jitter_ns,
             (unsigned long long)c->net.message_ns, (unsigned long long)c->net.bytes_per_us, c->net.depth,
             c->net.ordered, c->net.torn_percent, c->net.refuse_percent, c->net.anonymous,
-            (unsigned long long)c->net.lose_one_in);
+            (unsigned long long)c->net.lose_one_in, stopped[c->net.stopped]);
     for (int i = 0; i < c->prop.spares; i++)
         fprintf(stderr, "  a process comes for the place of rank %d\n", c->prop.replaces[i]);
     for (int i = 0; i < s->nfaults; i++) {

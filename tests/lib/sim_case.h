@@ -27,6 +27,7 @@ struct sim_case_options {
     int nodes;       /* 0 = drawn */
     int modes;       /* epx_mode bits; several = drawn from them */
     unsigned faults; /* SIM_FAULT_*: drawn from them, also none */
+    int stopped;     /* 1 + enum sim_net_stopped; 0 = drawn */
 };
 
 struct sim_case {

@@ -29,7 +29,7 @@ static struct pair *open_pair(struct sim_net_options options)
     p->world = sim_net_create(&options);
     assert_non_null(p->world);
     for (int r = 0; r < 2; r++) {
-        const struct net_options mine = {.rank = r, .nranks = 2, .provider = "", .world = p->world};
+        const struct net_options mine = {.rank = r, .nranks = 2, .timeout_ms = 1000, .provider = "", .world = p->world};
         assert_int_equal(net_sim_ops.open(&mine, &p->net[r]), EPX_OK);
         const struct net_memory memory = {.base = p->heap[r], .bytes = HEAP, .kind = EPX_DEVICE_CPU, .dmabuf = -1};
         assert_int_equal(net_sim_ops.add_region(p->net[r], &memory, &region[r]), EPX_OK);
@@ -193,6 +193,76 @@ static void a_death_is_told_after_a_while(void **state)
     close_pair(p);
 }
 
+static int stopped;
+
+static int is_stopped(void *context, int process)
+{
+    (void)context;
+    return process == 1 && stopped;
+}
+
+/* Rank 0 sends to rank 1, which has stopped, and stores something else there `ns` later. Then rank 1 runs again. */
+static struct pair *send_to_the_stopped(enum sim_net_stopped how, uint64_t ns, struct net_event *event)
+{
+    struct pair *p = open_pair(
+        (struct sim_net_options){.latency_ns = 1000, .torn_percent = 100, .stopped = how, .is_stopped = is_stopped});
+
+    stopped = 1;
+    memset(p->heap[0], 1, HEAP);
+    assert_int_equal(put(p, 0, 0, 64, 7), 0);
+    sim_net_advance(p->world, ns);
+    assert_int_equal(p->heap[1][0], 0);
+    *event = (struct net_event){0};
+    net_sim_ops.poll(p->net[0], event, 1);
+    memset(p->heap[0], 2, HEAP);
+    stopped = 0;
+    sim_net_runs(p->world, 1);
+    return p;
+}
+
+static void who_has_stopped_receives_when_it_runs_again(void **state)
+{
+    struct net_event event;
+    struct pair *p = send_to_the_stopped(SIM_NET_SHUTS, 500000000, &event);
+
+    (void)state;
+    wait_for(p, 1, NET_ARRIVED, &event);
+    assert_int_equal(event.immediate, 7);
+    for (int i = 0; i < 64; i++)
+        assert_int_equal(p->heap[1][i], 2);
+    wait_for(p, 0, NET_SENT, &event);
+    close_pair(p);
+}
+
+static void nothing_arrives_where_the_connection_was_shut(void **state)
+{
+    struct net_event event;
+    struct pair *p = send_to_the_stopped(SIM_NET_SHUTS, 1500000000, &event);
+
+    (void)state;
+    assert_int_equal(event.kind, NET_FAILED);
+    assert_int_equal(event.error, ETIMEDOUT);
+    assert_int_equal(event.reads, 0);
+    sim_net_advance(p->world, 3000000000);
+    assert_int_equal(net_sim_ops.poll(p->net[1], &event, 1), 0);
+    assert_int_equal(p->heap[1][0], 0);
+    close_pair(p);
+}
+
+static void where_it_was_not_what_was_given_up_is_read(void **state)
+{
+    struct net_event event;
+    struct pair *p = send_to_the_stopped(SIM_NET_READS, 1500000000, &event);
+
+    (void)state;
+    assert_int_equal(event.kind, NET_FAILED);
+    assert_int_equal(event.reads, 1);
+    wait_for(p, 1, NET_ARRIVED, &event);
+    assert_int_equal(p->heap[1][0], 2);
+    assert_int_equal(net_sim_ops.poll(p->net[0], &event, 1), 0); /* it does not complete */
+    close_pair(p);
+}
+
 static void no_more_are_taken_than_fit(void **state)
 {
     struct pair *p = open_pair((struct sim_net_options){.latency_ns = 1000, .depth = 2});
@@ -219,4 +289,6 @@ static void there_is_no_network_without_a_world(void **state)
 
 UNIT_TESTS(a_put_takes_what_its_card_and_way_take, a_card_sends_one_after_the_other, jitter_reorders,
            bytes_are_read_when_they_land, a_torn_put_is_whole_when_its_immediate_comes, a_lost_put_loses_the_peer,
-           a_death_is_told_after_a_while, no_more_are_taken_than_fit, there_is_no_network_without_a_world)
+           a_death_is_told_after_a_while, who_has_stopped_receives_when_it_runs_again,
+           nothing_arrives_where_the_connection_was_shut, where_it_was_not_what_was_given_up_is_read,
+           no_more_are_taken_than_fit, there_is_no_network_without_a_world)

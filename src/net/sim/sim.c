@@ -46,6 +46,7 @@ static epx_status sim_open(const struct net_options *options, struct net **net)
     e->process = w->o.process ? w->o.process(w->o.context) : options->rank;
     e->index = options->index;
     e->nranks = options->nranks;
+    e->timeout_ns = (uint64_t)options->timeout_ms * 1000000u;
     e->peers = calloc((size_t)options->nranks, sizeof(*e->peers));
     e->id = e->peers ? world_add(w, e) : 0;
     if (!e->id) {
@@ -135,19 +136,31 @@ static int sim_flush(struct net *net)
     return 0;
 }
 
-static int sim_poll(struct net *net, struct net_event *events, int max)
+static int take_events(struct sim_endpoint *e, struct net_event *events, int max)
 {
-    struct sim_endpoint *e = endpoint(net);
     int n = 0;
 
-    if (e->world->dead[e->process])
-        return -ENETDOWN;
     while (n < max && e->head) {
         struct queued_event *q = e->head;
 
         events[n++] = q->event;
         e->head = q->next;
         free(q);
+    }
+    return n;
+}
+
+static int sim_poll(struct net *net, struct net_event *events, int max)
+{
+    struct sim_endpoint *e = endpoint(net);
+    int n;
+
+    if (e->world->dead[e->process])
+        return -ENETDOWN;
+    n = take_events(e, events, max);
+    if (n < max) {
+        world_lose_silent(e->world, e);
+        n += take_events(e, events + n, max - n);
     }
     if (n && e->world->o.costs)
         e->world->o.costs->events(n);

@@ -7,6 +7,9 @@
  *                 bytes are read and written when they LAND, maybe in pieces at several times; then the immediate
  *   sender <--- completion, some time after that
  *
+ * What a process that is stopped gets is an option. A card writes into its memory all the same. Over TCP its own
+ * process does that (SIM_NET_SHUTS, SIM_NET_READS): puts to it are neither read nor completed before it runs again.
+ *
  * Puts land in any order, unless `ordered` is set. A put that reads its source too late, or lands in a slot that is in
  * use again, corrupts data here as it would on a wire. Not safe with threads.
  */
@@ -27,6 +30,14 @@ struct sim_net_costs {
     uint64_t (*land)(int from, int to, int index, const struct net_put *put, uint64_t now_ns);
 };
 
+/* What happens to puts to a process that is stopped, and to its connection when none of them has completed for the
+ * timeout of the endpoint (struct net_options): the peer is lost then. */
+enum sim_net_stopped {
+    SIM_NET_TAKES, /* they land */
+    SIM_NET_SHUTS, /* they land when it runs again; the connection of a lost peer is shut first: no more lands there */
+    SIM_NET_READS  /* it is not shut: they still land then, unless the endpoint is closed (NET_FAILED with `reads`) */
+};
+
 struct sim_net_options {
     uint64_t seed;
     int nranks;
@@ -40,11 +51,14 @@ struct sim_net_options {
     int anonymous;         /* arrivals do not say from whom */
     uint64_t lose_one_in;  /* puts, one is lost: an error at its sender, to whom the peer is lost; 0 = none */
     uint64_t death_ns;     /* after which the peers of a dead rank are told; SIM_NET_NEVER = never */
+    enum sim_net_stopped stopped;
     const struct sim_net_costs *costs; /* or NULL */
     uint64_t (*clock)(void *context);  /* NULL = the world has its own, moved by sim_net_advance alone */
     /* Which process opens an endpoint now, of 0..nranks-1; NULL = that of its rank. A process that takes the place of a
      * rank has another number than the one before. */
     int (*process)(void *context);
+    /* Does this process not run now? NULL = it does. sim_net_runs() says when it runs again. */
+    int (*is_stopped)(void *context, int process);
     /* Endpoint `index` of process `process` has something to poll. May be NULL. */
     void (*notify)(void *context, int process, int index);
     /* Bytes of rank `from` have been written `at` bytes into the heap of rank `to`, or into other memory of it that its
@@ -59,7 +73,8 @@ struct sim_net_options {
 
 struct sim_net_totals {
     uint64_t puts, bytes, pieces, lost, refused, hash;
-    uint64_t late_reads;    /* of memory of ranks that had given up (struct control) */
+    uint64_t held, silent; /* events that waited for a process to run; peers that were lost because nothing completed */
+    uint64_t late_reads;   /* of memory of ranks that had given up (struct control) */
     int late_from, late_to; /* the first: whose memory, and for whom */
 };
 
@@ -73,6 +88,8 @@ uint64_t sim_net_next(struct sim_net *world);
 void sim_net_advance(struct sim_net *world, uint64_t now_ns);
 /* From now on nothing leaves this process, and nothing reaches it. */
 void sim_net_kill(struct sim_net *world, int process);
+/* This process was stopped, and runs now. */
+void sim_net_runs(struct sim_net *world, int process);
 void sim_net_totals(const struct sim_net *world, struct sim_net_totals *totals);
 
 #endif

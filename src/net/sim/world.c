@@ -5,6 +5,8 @@
  *   posted -> [PIECE_LANDS ...] PUT_ARRIVES at the receiver's card -> PUT_LANDS (bytes, then immediate) ->
  *   PUT_COMPLETES
  *          `-> PUT_FAILS (lost, or no such endpoint): the sender loses the peer, and all puts behind this one
+ *
+ * Where a receiver must run (struct sim_net_options), the first three are held while it does not.
  */
 #include "net/sim/world.h"
 
@@ -126,15 +128,26 @@ static struct sim_endpoint *living(const struct sim_net *w, uint32_t id)
     return e && !w->dead[e->process] ? e : NULL;
 }
 
+static void cancel(struct sim_event *events, int n, const struct flight *f)
+{
+    for (int i = 0; i < n; i++)
+        if (events[i].flight == f)
+            events[i].flight = NULL;
+}
+
+static void cancel_all(struct sim_net *w, const struct flight *f)
+{
+    cancel(w->events, w->nevents, f);
+    cancel(w->held, w->nheld, f);
+}
+
 static void flights_free(struct sim_net *w, struct flight *first)
 {
     while (first) {
         struct flight *f = first;
 
         first = f->next;
-        for (int i = 0; i < w->nevents; i++)
-            if (w->events[i].flight == f)
-                w->events[i].flight = NULL; /* the event is cancelled */
+        cancel_all(w, f);
         free(f);
     }
 }
@@ -202,16 +215,18 @@ int world_post(struct sim_net *w, struct sim_endpoint *e, const struct net_put *
     if (!f)
         return -ENOMEM;
     *f = (struct flight){.from = e->id, .to = peer->endpoint, .put = *put};
-    if (peer->first)
+    start = later(world_now(w), e->send_free);
+    if (peer->first) {
         peer->last->next = f;
-    else
+    } else {
         peer->first = f;
+        peer->moved = w->now;
+    }
     peer->last = f;
     e->in_flight++;
     w->totals.puts++;
     w->totals.bytes += put->bytes;
 
-    start = later(world_now(w), e->send_free);
     if (w->o.costs) {
         arrival = w->o.costs->depart(e->rank, e->index, put->peer, put, start);
     } else {
@@ -248,6 +263,49 @@ static void lose_peer(struct sim_net *w, struct sim_endpoint *e, int rank, int e
     flights_free(w, peer->first);
     peer->first = peer->last = NULL;
     tell(w, e, (struct net_event){.kind = NET_FAILED, .peer = rank, .error = error});
+}
+
+/* Of a connection that is shut both ends lose what is in flight; who has nothing there does not see it, and connects
+ * anew. */
+static void shut(struct sim_net *w, const struct sim_endpoint *e, int rank)
+{
+    const struct sim_endpoint *to = living(w, e->peers[rank].endpoint);
+
+    if (to && to->peers[e->rank].endpoint == e->id && to->peers[e->rank].first && reserve(w, 1) == 0)
+        add_event(w, (struct sim_event){.at = w->now + w->o.latency_ns,
+                                        .kind = PEER_LOST,
+                                        .endpoint = to->id,
+                                        .peer = e->rank,
+                                        .error = ECONNRESET});
+}
+
+/* Nothing was heard of it. What is in flight stays there where its connection cannot be shut. */
+static void lose_silent(struct sim_net *w, struct sim_endpoint *e, int rank)
+{
+    struct sim_peer *peer = &e->peers[rank];
+
+    w->totals.silent++;
+    if (w->o.stopped == SIM_NET_SHUTS) {
+        shut(w, e, rank);
+        lose_peer(w, e, rank, ETIMEDOUT);
+        return;
+    }
+    peer->lost = 1;
+    for (const struct flight *f = peer->first; f; f = f->next)
+        e->in_flight--;
+    tell(w, e, (struct net_event){.kind = NET_FAILED, .peer = rank, .error = ETIMEDOUT, .reads = 1});
+}
+
+void world_lose_silent(struct sim_net *w, struct sim_endpoint *e)
+{
+    const uint64_t now = world_now(w);
+
+    for (int r = 0; r < e->nranks && w->o.stopped != SIM_NET_TAKES; r++) {
+        const struct sim_peer *peer = &e->peers[r];
+
+        if (peer->first && !peer->lost && now - peer->moved > e->timeout_ns)
+            lose_silent(w, e, r);
+    }
 }
 
 static int inside(const struct sim_endpoint *e, uint64_t at, uint32_t bytes)
@@ -316,6 +374,8 @@ static void put_lands(struct sim_net *w, struct sim_endpoint *from, struct sim_e
         return;
     }
     copy_bytes(w, from, to, &f->put, 0, f->put.bytes);
+    if (f->held_until) /* a piece of it may be later now than it is itself */
+        cancel_all(w, f);
     tell(w, to, (struct net_event){.kind = NET_ARRIVED, .peer = source, .immediate = f->put.immediate});
     if (reserve(w, 1) == 0)
         add_event(w, (struct sim_event){.at = w->now + w->o.latency_ns / 2 + world_draw(w, w->o.jitter_ns + 1),
@@ -331,6 +391,9 @@ static void put_completes(struct sim_net *w, struct sim_endpoint *e, struct flig
     struct net_event event = {.kind = NET_SENT, .peer = f->put.peer};
 
     f->completed = 1;
+    if (peer->lost) /* nobody waits for it any more */
+        return;
+    peer->moved = w->now;
     while (peer->first && peer->first->completed) {
         f = peer->first;
         peer->first = f->next;
@@ -345,12 +408,74 @@ static void put_completes(struct sim_net *w, struct sim_endpoint *e, struct flig
     }
 }
 
+static int needs_receiver(enum sim_event_kind kind)
+{
+    return kind == PUT_ARRIVES || kind == PIECE_LANDS || kind == PUT_LANDS;
+}
+
+static int receiver_is_stopped(const struct sim_net *w, const struct flight *f)
+{
+    const struct sim_endpoint *to = w->o.stopped != SIM_NET_TAKES && w->o.is_stopped ? living(w, f->to) : NULL;
+
+    return to && w->o.is_stopped(w->o.context, to->process);
+}
+
+static void hold(struct sim_net *w, const struct sim_event *event)
+{
+    if (w->nheld == w->held_room) {
+        const int room = w->held_room ? w->held_room * 2 : 64;
+        struct sim_event *held = realloc(w->held, (size_t)room * sizeof(*held));
+
+        if (!held)
+            return; /* the simulation will find that something is missing */
+        w->held = held;
+        w->held_room = room;
+    }
+    w->held[w->nheld++] = *event;
+    w->totals.held++;
+}
+
+/* The events of one put keep their order. How long its sender needs to see that there is room again is drawn: at most
+ * a quarter of a second, most often much less. */
+static void release(struct sim_net *w, struct sim_event event)
+{
+    struct flight *f = event.flight;
+
+    if (f->held_until < w->now)
+        f->held_until = w->now + world_draw(w, (uint64_t)1 << world_draw(w, 28));
+    event.at = f->held_until;
+    add_event(w, event);
+}
+
+void sim_net_runs(struct sim_net *w, int process)
+{
+    int kept = 0;
+
+    world_now(w);
+    if (!w->nheld || reserve(w, w->nheld) != 0)
+        return;
+    for (int i = 0; i < w->nheld; i++) {
+        const struct flight *f = w->held[i].flight;
+        const struct sim_endpoint *to = f ? endpoint_at(w, f->to) : NULL;
+
+        if (to && to->process != process)
+            w->held[kept++] = w->held[i];
+        else if (f)
+            release(w, w->held[i]);
+    }
+    w->nheld = kept;
+}
+
 static void happen(struct sim_net *w, struct sim_event *event)
 {
     struct sim_endpoint *e = living(w, event->endpoint);
 
     if (!e || (event->kind != PEER_LOST && !event->flight))
         return;
+    if (needs_receiver(event->kind) && receiver_is_stopped(w, event->flight)) {
+        hold(w, event);
+        return;
+    }
     switch (event->kind) {
     case PUT_ARRIVES:
         put_arrives(w, e, event->flight);
@@ -439,6 +564,7 @@ void sim_net_destroy(struct sim_net *w)
         return;
     free(w->endpoints);
     free(w->events);
+    free(w->held);
     free(w->dead);
     free(w);
 }

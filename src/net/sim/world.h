@@ -12,6 +12,7 @@ struct flight {
     struct flight *next; /* of the same sender and peer, in the order of posting */
     uint32_t from, to;   /* endpoints */
     struct net_put put;
+    uint64_t held_until; /* 0 = it was not held */
     int completed;
 };
 
@@ -20,6 +21,7 @@ struct sim_peer {
     uint32_t endpoint; /* 0 = not connected */
     uint64_t region_bytes;
     uint64_t last_arrival; /* ordered worlds */
+    uint64_t moved;        /* when a put to it was last completed, or posted behind none */
     int lost;
     struct flight *first, *last;
 };
@@ -37,6 +39,7 @@ struct sim_endpoint {
     int process; /* whose process it is: struct sim_net_options */
     int in_flight;
     uint64_t send_free, receive_free; /* when the card is */
+    uint64_t timeout_ns;
     char *heap;
     uint64_t heap_bytes;
     struct sim_peer *peers;
@@ -59,6 +62,8 @@ struct sim_net {
     uint64_t rng, now, numbers;
     struct sim_event *events; /* a heap by (at, number) */
     int nevents, events_room;
+    struct sim_event *held; /* until the process that they are for runs again, in their order */
+    int nheld, held_room;
     struct sim_endpoint **endpoints; /* by id; NULL = closed */
     uint32_t nendpoints, endpoints_room;
     uint8_t *dead; /* [nranks]: by process */
@@ -72,5 +77,7 @@ uint32_t world_add(struct sim_net *w, struct sim_endpoint *e);
 void world_remove(struct sim_net *w, struct sim_endpoint *e);
 /* 0 or -ENOMEM. */
 int world_post(struct sim_net *w, struct sim_endpoint *e, const struct net_put *put);
+/* The endpoint loses the peers to which nothing has completed until now for its timeout. */
+void world_lose_silent(struct sim_net *w, struct sim_endpoint *e);
 
 #endif
