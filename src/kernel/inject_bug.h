@@ -37,6 +37,7 @@ enum injected_bug {
     BUG_OTHER_WRITES = 28, /* an agent that may not write rows any more is taken for another one that still does */
     BUG_OWN_WORD = 29,     /* a rank that recovers does not look whether its own abort word says that it was late */
     BUG_SELF_NAMED = 30,   /* a rank that cannot go on because of another one is named for it */
+    BUG_HALF_ROWS = 31,    /* the halves of receive rows are apart for rows of one size only */
 };
 
 #ifdef EPX_INJECT_BUGS

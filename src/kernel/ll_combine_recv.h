@@ -42,7 +42,7 @@ KFN_STEP int lc_unpack(struct agent *ag, const struct ll_combine_params *p, uint
     const uint64_t n = lc_rows_from(p, d), pitch = lc_pitch(p);
     const int64_t first = n ? p->h->back[p->layout == LAYOUT_EXPERT_MAJOR ? d * g->local_experts : d] : 0;
     const char *rows = lc_net_rows(g, epoch);
-    uint64_t at = (uint64_t)first * pitch;
+    uint64_t at = lc_row_at(p, (uint64_t)first);
     const uint64_t end = at + n * pitch;
 
     for (uint64_t i = 0; i < n; i++) {

@@ -109,7 +109,8 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
     const int slot = slot_of(g, epoch);
     const uint64_t recv_buf = lc_net_slot(g, epoch) + g->ll.net_crows;
     const size_t pitch = lc_pitch(p);
-    uint64_t rows = 0, packed = recv_buf + lc_block_at(p, s, 0).place * pitch; /* all blocks follow each other there */
+    /* All blocks follow each other there. */
+    uint64_t rows = 0, packed = recv_buf + lc_row_at(p, lc_block_at(p, s, 0).place);
 
     if (first == 0)
         put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_net_slot(g, epoch),
@@ -121,7 +122,7 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
             const char *row = b.rows + i * p->stride;
             if (p->signals && lc_wait_row(ag, p, l, row))
                 return 1;
-            const uint64_t target = LC_LOGFMT(p) ? packed : recv_buf + (b.place + (uint64_t)i) * pitch;
+            const uint64_t target = LC_LOGFMT(p) ? packed : recv_buf + lc_row_at(p, b.place + (uint64_t)i);
             uint64_t source = (uint64_t)(row - heap_at(g, g->rank, 0));
             uint32_t bytes = (uint32_t)p->signature.hidden_bytes;
             if (!lc_in_heap(p) || (lc_short(p, &b) && stage->used + pitch <= stage->room)) {

@@ -4,6 +4,7 @@
 #define EPX_KERNEL_LL_COMBINE_ROWS_H
 
 #include "kernel/ll_combine_slot.h"
+#include "kernel/ll_recv_half.h"
 #include "kernel/rows.h"
 
 /* A block: the rows of source s that are contiguous. EXPERT_MAJOR: one per local expert, RANK_MAJOR: one. */
@@ -26,6 +27,17 @@ KFN size_t lc_pitch(const struct ll_combine_params *p)
     if (p->nvfp4)
         return lc_nvfp4_bytes(p->hidden);
     return LC_LOGFMT(p) ? (size_t)p->g->ll.cpitch : up16((size_t)p->signature.hidden_bytes);
+}
+
+/* From the first receive row to that of a place: the halves (ll_recv_half.h) are apart for rows of any size. */
+KFN uint64_t lc_row_at(const struct ll_combine_params *p, uint64_t place)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t half = (uint64_t)ll_recv_half_row(g, 1);
+
+    if (!ll_has_halves(g) || place < half || INJECT_BUG(BUG_HALF_ROWS, 1, 0))
+        return place * lc_pitch(p);
+    return half * g->ll.cpitch + (place - half) * lc_pitch(p);
 }
 
 KFN int lc_blocks(const struct ll_combine_params *p)

@@ -17,7 +17,7 @@ KFN int lc_push_block(struct agent *ag, const struct ll_combine_params *p, uint6
         if (p->signals && (lc_wait_row(ag, p, l, b.rows + i * p->stride) || writes_begin(ag, g, PHASE_LC_DATA)))
             return 1;
         AG_WRITES(ag, g, s);
-        char *to = recv_buf + (b.place + (uint64_t)i) * lc_pitch(p);
+        char *to = recv_buf + lc_row_at(p, b.place + (uint64_t)i);
         const uint32_t bytes = lc_write_row(ag, p, to, b.rows + i * p->stride);
         AG_WROTE(ag, g, s, to, bytes);
         if (p->signals)

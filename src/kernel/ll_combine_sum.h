@@ -39,7 +39,7 @@ KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, c
     if (LC_LOGFMT(p) && !is_local(g, d))
         return lc_net_rows(g, epoch) + (size_t)g->packed_at[lc_place(p, d, i)] * 16;
     if (!is_local(g, d))
-        return lc_net_rows(g, epoch) + (size_t)lc_place(p, d, i) * lc_pitch(p);
+        return lc_net_rows(g, epoch) + lc_row_at(p, (uint64_t)lc_place(p, d, i));
     const int by_rank = p->layout == LAYOUT_RANK_MAJOR;
     const int l = by_rank ? 0 : p->h->ids[i] - d * g->local_experts;
     const int32_t *begin = (const int32_t *)(lc_slot(g, d, epoch) + g->ll.begin);
@@ -47,7 +47,7 @@ KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, c
     const int32_t number = by_rank ? p->h->ridx[i] : p->h->eidx[i];
     const struct lc_desc at = *desc;
     if (!at.pulled || lc_is_stale(g))
-        return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)lc_place(p, d, i) * lc_pitch(p);
+        return lc_slot(g, g->rank, epoch) + g->ll.crows + lc_row_at(p, (uint64_t)lc_place(p, d, i));
     return lc_rows_of(g, d, at.rows_in, at.rows) + (size_t)(by_rank ? g->rank : l) * at.outer_stride +
            (size_t)(first + number) * at.row_stride;
 }

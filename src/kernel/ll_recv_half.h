@@ -10,6 +10,8 @@
  *   combine of an older dispatch  its rows are beside those of the masked rank: but not in a slot whose last
  *                                 combine has not got all of its rows ("dirty")
  *
+ * The second half begins behind M*K rows of the largest size: rows of a handle may be smaller than those of another.
+ *
  * A second loss would need a third part: from then on operations fail until a recovery, which closes the network and
  * so ends all puts. `lost` counts the ranks elsewhere that were masked since the last one.
  */

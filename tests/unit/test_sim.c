@@ -318,7 +318,8 @@ static void seeds_with_late_ranks_that_have_found_something(void **state)
                  {99810018873, EPX_HIGH_THROUGHPUT},
                  {157200003372, BOTH},
                  {202200000353, EPX_LOW_LATENCY},
-                 {230000005789, BOTH}};
+                 {230000005789, BOTH},
+                 {264200012416, EPX_LOW_LATENCY}};
 
     (void)state;
     for (size_t i = 0; i < sizeof(seeds) / sizeof(*seeds); i++)
