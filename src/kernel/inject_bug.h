@@ -38,6 +38,7 @@ enum injected_bug {
     BUG_OWN_WORD = 29,     /* a rank that recovers does not look whether its own abort word says that it was late */
     BUG_SELF_NAMED = 30,   /* a rank that cannot go on because of another one is named for it */
     BUG_HALF_ROWS = 31,    /* the halves of receive rows are apart for rows of one size only */
+    BUG_STILL_READ = 32,   /* puts to a peer that is lost in silence count as sent, and the network still reads them */
 };
 
 #ifdef EPX_INJECT_BUGS

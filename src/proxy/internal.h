@@ -123,6 +123,7 @@ struct proxy_thread {
     int *busy;         /* peers with pending puts */
     int nbusy, first_busy;
     uint64_t bytes_in_flight, messages_in_flight;             /* to all its peers */
+    uint64_t still_read;                                      /* bytes of puts to lost peers: window_keep() */
     uint64_t bytes_max;                                       /* the user's limits, or the largest number */
     uint32_t by_flow[PROXY_FLOWS], messages_max[PROXY_FLOWS]; /* messages, likewise */
     uint32_t merge_bytes;
@@ -243,7 +244,9 @@ void thread_close(struct proxy_thread *t);
 /* ---- loop.c */
 /* One bounded iteration; non-zero if there was something to do. */
 int proxy_progress(struct proxy_thread *t);
-void peer_lost(struct proxy_thread *t, struct peer *peer, int error);
+/* `reads`: the network may still read the memory of posted puts, which do not count as sent until the endpoint is
+ * closed. */
+void peer_lost(struct proxy_thread *t, struct peer *peer, int error, int reads);
 uint64_t loop_now(struct proxy_thread *t);
 /* Adds a put to the queue of its peer. 0: the queue is full. */
 int put_enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put);
@@ -297,6 +300,9 @@ void window_refused(struct window *w);
 /* Puts number - count + 1 .. number have completed. Negative: they were not in flight. */
 int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number, uint32_t count);
 void window_forget(struct proxy_thread *t, struct peer *peer);
+/* The network may still read what is in flight to this lost peer. It does not count as sent, but others need not wait
+ * for room that it takes. */
+void window_keep(struct proxy_thread *t, struct peer *peer);
 
 /* ---- count.c */
 /* Before arrivals: aggregates of the counters as they are. */
@@ -311,11 +317,15 @@ static inline int window_open(const struct window *w, uint64_t bytes)
     return w->messages == 0 || (w->bytes + bytes <= w->bytes_limit && w->messages < w->messages_limit);
 }
 
-/* The user's limits, which do not adapt. */
-static inline int limits_allow(const struct proxy_thread *t, const struct peer *peer, uint64_t bytes, int flow)
+/* A posted put is recorded. */
+static inline int posted_has_room(const struct proxy_thread *t, const struct peer *peer)
 {
-    if (peer->next - peer->oldest >= t->depth) /* no room to record it */
-        return 0;
+    return peer->next - peer->oldest < t->depth;
+}
+
+/* The user's limits, which do not adapt. */
+static inline int limits_allow(const struct proxy_thread *t, uint64_t bytes, int flow)
+{
     if (t->bytes_in_flight + bytes > t->bytes_max && t->bytes_in_flight)
         return 0;
     return t->by_flow[flow] < t->messages_max[flow];

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernel/inject_bug.h"
 #include "proxy/internal.h"
 #include "util/clock.h"
 #include "util/trace.h"
@@ -36,7 +37,7 @@ void commands_drop(struct proxy_thread *t, const struct peer *peer, uint64_t com
     count_sent(t, peer, commands);
 }
 
-void peer_lost(struct proxy_thread *t, struct peer *peer, int error)
+void peer_lost(struct proxy_thread *t, struct peer *peer, int error, int reads)
 {
     uint32_t i;
 
@@ -47,7 +48,10 @@ void peer_lost(struct proxy_thread *t, struct peer *peer, int error)
     for (i = peer->head; i != peer->tail; i++)
         commands_drop(t, peer, peer->queue[i & (t->depth - 1)].count);
     peer->head = peer->tail;
-    window_forget(t, peer);
+    if (reads)
+        window_keep(t, peer);
+    else
+        window_forget(t, peer);
     if (t->group->options.grace_ms == 0) {
         report_loss(t, peer);
         return;
@@ -57,6 +61,7 @@ void peer_lost(struct proxy_thread *t, struct peer *peer, int error)
     t->unreported++;
 }
 
+/* A card whose port is down, or whose completions cannot be read, may go on with what was posted. */
 static void endpoint_lost(struct proxy_thread *t, int error)
 {
     char text[256];
@@ -69,7 +74,7 @@ static void endpoint_lost(struct proxy_thread *t, int error)
              t->net && t->net->why ? t->net->why : strerror(error));
     proxy_fault(t, FAULT_ENDPOINT, EPX_ERR_SYSTEM, -1, 0, error, text);
     for (i = 0; i < t->npeers; i++)
-        peer_lost(t, &t->peers[i], error);
+        peer_lost(t, &t->peers[i], error, 1);
 }
 
 static struct peer *peer_of(const struct proxy_thread *t, int rank)
@@ -106,7 +111,7 @@ static void handle_failed(struct proxy_thread *t, const struct net_event *event)
     struct peer *peer = peer_of(t, event->peer);
 
     if (peer)
-        peer_lost(t, peer, event->error);
+        peer_lost(t, peer, event->error, INJECT_BUG(BUG_STILL_READ, 0, event->reads));
     else
         endpoint_lost(t, event->error);
 }
@@ -392,14 +397,15 @@ static int post(struct proxy_thread *t, struct peer *peer, const struct pending 
         peer->window.limited = 1;
         return 0;
     }
-    if (!limits_allow(t, peer, bytes, p->flow))
+    /* What says that a rank has failed does not wait for puts to others, which a lost peer may keep in flight. */
+    if (!posted_has_room(t, peer) || (!is_alarm(&t->group->options, p->counter) && !limits_allow(t, bytes, p->flow)))
         return 0;
     result = t->ops->put(t->net, &put);
     if (result < 0) {
         if (result == -EAGAIN)
             window_refused(&peer->window);
         else
-            peer_lost(t, peer, -result);
+            peer_lost(t, peer, -result, 0);
         return 0;
     }
     window_posted(t, peer, bytes, p->flow, p->count);
@@ -483,7 +489,8 @@ static void report_quiet(struct proxy_thread *t, uint64_t asked, int taken)
     if (asked == t->quiet)
         return;
     for (i = 0; i < t->npeers && waiting_for < 0; i++)
-        if ((t->peers[i].head != t->peers[i].tail || t->peers[i].window.messages > 0) && !t->peers[i].left)
+        if ((t->peers[i].head != t->peers[i].tail || t->peers[i].window.messages > 0) && !t->peers[i].left &&
+            !t->peers[i].dead)
             waiting_for = t->peers[i].rank;
     __atomic_store_n(&t->waiting_for, waiting_for, __ATOMIC_RELAXED);
     if (waiting_for < 0 && taken == 0)

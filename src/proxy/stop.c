@@ -7,7 +7,8 @@
  *   kernel (kernel/begin_end.h) or host       this thread
  *   stop = 1, ring the ring's bell  ------->  drops pending puts, aborts excepted (alarm.c), and all commands to come
  *                                             waits until every posted put with bytes has completed, or its peer is
- *                                             lost; after a quarter of the deadline closes the endpoint
+ *                                             lost; after a quarter of the deadline, or where the endpoint is broken,
+ *                                             closes it
  *   wait until stopped = 1          <-------  stopped = 1: nothing reads this rank's memory any more
  *
  * There is no way back: a group that recovers opens new proxies.
@@ -54,6 +55,7 @@ static void close_endpoint(struct proxy_thread *t)
         t->peers[i].head = t->peers[i].tail;
         window_forget(t, &t->peers[i]);
     }
+    t->still_read = 0;
 }
 
 void stop_begin(struct proxy_thread *t)
@@ -68,15 +70,20 @@ void stop_begin(struct proxy_thread *t)
         drop_pending(t, &t->peers[i]);
 }
 
+static int is_read(const struct proxy_thread *t)
+{
+    return t->bytes_in_flight > 0 || t->still_read > 0;
+}
+
 /* At the end of an iteration: aborts that were pushed before the stop are then with the network, and a caller that
  * closes the endpoint next does not take them back. */
 void stop_progress(struct proxy_thread *t)
 {
     if (t->stopping == 2)
         return;
-    if (t->bytes_in_flight > 0 && loop_now(t) >= t->stop_by_ns)
+    if (is_read(t) && (t->broken || loop_now(t) >= t->stop_by_ns))
         close_endpoint(t);
-    if (t->bytes_in_flight > 0)
+    if (is_read(t))
         return;
     t->stopping = 2;
     /* Release: pairs with the acquires of network_stop() in kernel/begin_end.h and of proxy_stop(). */

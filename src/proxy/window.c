@@ -159,9 +159,26 @@ int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number,
     return completed == count ? 0 : -1;
 }
 
+/* Nothing is in flight, as far as windows and limits are concerned. */
+static void window_release(struct proxy_thread *t, struct window *w)
+{
+    t->bytes_in_flight -= w->bytes;
+    t->messages_in_flight -= w->messages;
+    for (int i = 0; i < PROXY_FLOWS; i++)
+        t->by_flow[i] -= w->by_flow[i];
+    w->bytes = 0;
+    w->messages = 0;
+    memset(w->by_flow, 0, sizeof(w->by_flow));
+}
+
+void window_keep(struct proxy_thread *t, struct peer *peer)
+{
+    t->still_read += peer->window.bytes;
+    window_release(t, &peer->window);
+}
+
 void window_forget(struct proxy_thread *t, struct peer *peer)
 {
-    struct window *w = &peer->window;
     uint64_t i, commands = 0;
 
     for (i = peer->oldest; i != peer->next; i++) {
@@ -171,12 +188,6 @@ void window_forget(struct proxy_thread *t, struct peer *peer)
         posted->open = 0;
     }
     count_sent(t, peer, commands);
-    t->bytes_in_flight -= w->bytes;
-    t->messages_in_flight -= w->messages;
-    for (i = 0; i < PROXY_FLOWS; i++)
-        t->by_flow[i] -= w->by_flow[i];
-    w->bytes = 0;
-    w->messages = 0;
-    memset(w->by_flow, 0, sizeof(w->by_flow));
+    window_release(t, &peer->window);
     peer->oldest = peer->next;
 }

@@ -240,6 +240,67 @@ static void what_a_lost_peer_never_completes_counts_as_sent(void **state)
     assert_int_equal(s->ranks[0].sent[3], 18);
 }
 
+static int without_none(void *context, int rank)
+{
+    (void)context;
+    (void)rank;
+    return 0;
+}
+
+/* The network may still read what was posted: who waits to use the memory again waits for the end of the endpoint. */
+static void expect_not_sent(struct proxy_fixture *s)
+{
+    const struct ring_dev *ring = proxy_ring(s->ranks[0].proxies, 0);
+
+    s->chaos.hold = 1;
+    push_apart(s, 3, 0, 5, 16);
+    step(s, 0);
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 3, .error = ETIMEDOUT, .reads = 1});
+    step(s, 0);
+    assert_int_equal(s->ranks[0].errors, 1);
+    assert_int_equal(s->ranks[0].peer, 3);
+    assert_int_equal(s->ranks[0].sent[3], 0);
+    *ring->stop = 1;
+    step(s, 0);
+    assert_int_equal(*ring->stopped, 0);
+    s->chaos.now_ns += (uint64_t)s->options.timeout_ms * MS / 4;
+    step(s, 0);
+    assert_int_equal(*ring->stopped, 1);
+    assert_null(s->chaos.ends[0][0]);
+    assert_int_equal(s->ranks[0].sent[3], 5);
+}
+
+static void what_may_still_be_read_does_not_count_as_sent(void **state)
+{
+    expect_not_sent(open_chaos(state));
+}
+
+static void nor_does_it_where_others_go_on(void **state)
+{
+    struct proxy_fixture *s = *state;
+
+    s->options.goes_on_without = without_none;
+    expect_not_sent(open_chaos(state));
+}
+
+/* The limits are those of what moves. */
+static void what_may_still_be_read_keeps_nobody_waiting(void **state)
+{
+    struct proxy_fixture *s = *state;
+
+    s->options.limits.max_bytes = 64;
+    open_chaos(state);
+    s->chaos.hold = 1;
+    push_apart(s, 3, 0, 4, 16);
+    step(s, 0);
+    push(s, 0, 2, 0, 0, 0, 16);
+    step(s, 0);
+    assert_int_equal(s->chaos.puts, 4);
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 3, .error = ETIMEDOUT, .reads = 1});
+    step(s, 0);
+    assert_int_equal(s->chaos.puts, 5);
+}
+
 static void an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
@@ -254,6 +315,26 @@ static void an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptie
     }
     assert_int_equal(stats_of(s, 0).dropped, 5000);
     assert_int_equal(s->chaos.puts, 0);
+}
+
+/* The port of a card is down: the card sends what was posted when it is up again, until the endpoint is closed. */
+static void what_an_endpoint_that_breaks_has_posted_is_read_until_it_is_closed(void **state)
+{
+    struct proxy_fixture *s = open_chaos(state);
+    const struct ring_dev *ring = proxy_ring(s->ranks[0].proxies, 0);
+
+    s->chaos.hold = 1;
+    push_apart(s, 3, 0, 5, 16);
+    step(s, 0);
+    s->chaos.poll_error = ENETDOWN;
+    step(s, 0);
+    assert_int_equal(s->ranks[0].errors, 1 + 3);
+    assert_int_equal(s->ranks[0].sent[3], 0);
+    *ring->stop = 1;
+    step(s, 0);
+    assert_int_equal(*ring->stopped, 1);
+    assert_null(s->chaos.ends[0][0]);
+    assert_int_equal(s->ranks[0].sent[3], 5);
 }
 
 static void an_endpoint_says_why_it_breaks(void **state)
@@ -460,6 +541,29 @@ static void a_stop_drops_all_but_aborts_and_waits_for_what_is_posted(void **stat
     assert_int_equal(s->ranks[0].errors, 0);
 }
 
+/* The user's limit is one message, and a peer that is lost has it until the endpoint is closed: others hear of it. */
+static void no_limit_keeps_an_abort_from_others(void **state)
+{
+    struct proxy_fixture *s = *state;
+
+    alarms = 0;
+    s->options.on_alarm = on_alarm;
+    s->options.alarm_kind = KINDS;
+    s->options.limits.max_messages[PROXY_LOW_LATENCY] = 1;
+    proxy_fixture_open(s, RANKS, 1);
+    s->chaos.hold = 1;
+    push(s, 0, 3, 0, 0, 0, 16);
+    step(s, 0);
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 3, .error = ETIMEDOUT, .reads = 1});
+    step(s, 0);
+    s->chaos.nflying = 0; /* it never lands */
+    s->chaos.hold = 0;
+    proxy_alarm(s->ranks[0].proxies, ALARM(1, 7), 1);
+    *proxy_ring(s->ranks[0].proxies, 0)->stop = 1;
+    steps(s, 20);
+    assert_int_equal(alarms, 2);
+}
+
 static void a_stop_that_is_not_answered_closes_the_endpoint(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
@@ -519,9 +623,12 @@ UNIT_TESTS_EACH(setup, teardown, a_command_of_another_version_is_refused, an_unk
                 an_immediate_for_no_counter_is_refused, an_immediate_in_another_s_name_is_refused,
                 a_completion_of_nothing_is_reported_and_changes_nothing, a_put_that_fails_loses_the_peer_and_no_other,
                 a_peer_that_the_network_loses_is_named, what_a_lost_peer_never_completes_counts_as_sent,
-                an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied, an_endpoint_says_why_it_breaks,
+                what_may_still_be_read_does_not_count_as_sent, nor_does_it_where_others_go_on,
+                what_may_still_be_read_keeps_nobody_waiting,
+                an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied,
+                what_an_endpoint_that_breaks_has_posted_is_read_until_it_is_closed, an_endpoint_says_why_it_breaks,
                 a_doorbell_that_must_wait_is_rung_later, a_peer_that_has_said_goodbye_is_not_lost,
                 who_only_receives_says_goodbye_too, a_loss_may_overtake_a_goodbye,
                 a_peer_that_takes_nothing_keeps_no_goodbye_from_others, two_that_leave_do_not_wait_for_each_other,
-                a_stop_drops_all_but_aborts_and_waits_for_what_is_posted,
+                a_stop_drops_all_but_aborts_and_waits_for_what_is_posted, no_limit_keeps_an_abort_from_others,
                 a_stop_that_is_not_answered_closes_the_endpoint, threads_that_do_not_come_back_are_waited_for_together)
