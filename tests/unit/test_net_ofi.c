@@ -651,6 +651,86 @@ static int ranks_as_threads_are_refused(struct suite_rank *self)
     return suite_barrier(self);
 }
 
+/* Word 1: rank 1 - r was lost, and the source of the puts to it has other bytes. */
+enum { STOPPED_PUT = 1 << 20, STOPPED_PUTS = 6 };
+
+/* As an idle proxy on a busy machine, which sleeps between polls, and for long: time passes for it, too. */
+static int sleep_until_lost(struct suite_rank *self, int peer)
+{
+    int polls = 0;
+
+    for (; !self->lost[peer]; polls++) {
+        SUITE_TRY(suite_step(self));
+        (void)self->net->ops->arm(self->net);
+        usleep(8000);
+    }
+    SUITE_CHECK(self, polls < 400); /* the clock is looked at once in 64: with an eighth of the deadline each, 576 */
+    return 0;
+}
+
+static int send_to_the_stopped(struct suite_rank *self, int peer)
+{
+    for (int i = 0; i < STOPPED_PUTS; i++)
+        SUITE_CHECK(self, !suite_try_put(self, peer, 0, (uint64_t)i * STOPPED_PUT, STOPPED_PUT, 0));
+    SUITE_TRY(sleep_until_lost(self, peer));
+    SUITE_CHECK(self, self->completed[peer] < self->posted[peer]);
+    memset(self->heap, 0xee, STOPPED_PUT);
+    atomic_store(&self->shared->word, 1);
+    return poll_for(self, 1000);
+}
+
+/* A rank stops, and the puts to it are given up. What it gets when it goes on was there before. */
+static int a_rank_that_was_lost_gets_no_memory_that_is_used_again(struct suite_rank *self, int sender)
+{
+    SUITE_TRY(suite_open(self));
+    SUITE_TRY(put_both_ways(self, 1)); /* both have connected */
+    SUITE_TRY(poll_for(self, 300));    /* and named their connections */
+    memset(self->heap, 0x11, SUITE_HEAP);
+    SUITE_TRY(suite_barrier(self));
+    if (self->rank == sender)
+        return send_to_the_stopped(self, 1 - sender);
+    while (!atomic_load(&self->shared->word) && !atomic_load(&self->shared->stop))
+        usleep(1000);
+    SUITE_TRY(poll_for(self, 500));
+    for (size_t i = 0; i < (size_t)STOPPED_PUTS * STOPPED_PUT; i++)
+        SUITE_CHECK(self, self->heap[i] != 0xee);
+    return 0;
+}
+
+static int what_was_given_up_is_not_sent(struct suite_rank *self)
+{
+    return a_rank_that_was_lost_gets_no_memory_that_is_used_again(self, 0);
+}
+
+static int what_was_given_up_is_not_sent_to_a_lower_rank(struct suite_rank *self)
+{
+    return a_rank_that_was_lost_gets_no_memory_that_is_used_again(self, 1);
+}
+
+/* Rank 0 is stopped for longer than its deadline while puts are on their way: nobody is lost to it for that. */
+static int who_was_stopped_itself_loses_nobody(struct suite_rank *self)
+{
+    SUITE_TRY(suite_open(self));
+    SUITE_TRY(put_both_ways(self, 1));
+    SUITE_TRY(suite_barrier(self));
+    if (self->rank == 0) {
+        for (int i = 0; i < STOPPED_PUTS; i++)
+            SUITE_CHECK(self, !suite_try_put(self, 1, 0, (uint64_t)i * STOPPED_PUT, STOPPED_PUT, 0));
+        SUITE_TRY(poll_for(self, 100));
+        SUITE_CHECK(self, self->completed[1] < self->posted[1]);
+        usleep(1000000);
+        SUITE_TRY(poll_for(self, 100));
+        SUITE_CHECK(self, !self->lost[1]);
+        atomic_store(&self->shared->word, 1);
+    }
+    while (!atomic_load(&self->shared->word) && !atomic_load(&self->shared->stop))
+        usleep(1000);
+    if (self->rank == 1)
+        SUITE_TRY(suite_wait_arrived(self, 0, 1 + STOPPED_PUTS));
+    SUITE_TRY(suite_wait_completed(self));
+    return suite_finish(self);
+}
+
 static const struct suite_case shm_cases[] = {
     {.name = "ranks_as_threads_are_refused", .nranks = 2, .body = ranks_as_threads_are_refused}};
 
@@ -672,6 +752,15 @@ static const struct suite_case own_cases[] = {
     {.name = "who_says_hello_late_is_let_in", .nranks = 2, .body = who_says_hello_late_is_let_in},
     {.name = "too_many_guesses_end_an_endpoint", .nranks = 3, .body = too_many_guesses_end_an_endpoint},
     {.name = "connections_of_strangers_cost_nothing", .nranks = 3, .body = connections_of_strangers_cost_nothing},
+    {.name = "who_was_stopped_itself_loses_nobody",
+     .nranks = 2,
+     .body = who_was_stopped_itself_loses_nobody,
+     .timeout_ms = 1000},
+    {.name = "what_was_given_up_is_not_sent", .nranks = 2, .body = what_was_given_up_is_not_sent, .timeout_ms = 1000},
+    {.name = "what_was_given_up_is_not_sent_to_a_lower_rank",
+     .nranks = 2,
+     .body = what_was_given_up_is_not_sent_to_a_lower_rank,
+     .timeout_ms = 1000},
 };
 enum { OWN_CASES = (int)(sizeof(own_cases) / sizeof(own_cases[0])) };
 

@@ -27,7 +27,9 @@
  *
  * A peer is lost when a put to it fails, or when the provider accepts or completes none for the timeout: some providers
  * reconnect internally and return EAGAIN for ever, whether the peer exists or not. After REACH_AFTER_NS without
- * progress EPX checks whether the peer still listens, where the address is a socket address.
+ * progress EPX checks whether the peer still listens, where the address is a socket address. Before such a loss is
+ * reported the connection is shut: it may be that the peer was only stopped, and the memory of puts in flight is free
+ * for other things from then on. Time in which this process was stopped does not count: no put could complete then.
  */
 #include "net/ofi/ofi.h"
 
@@ -41,6 +43,8 @@
 #include "util/log.h"
 
 #define REACH_AFTER_NS 200000000u
+#define STEP_PART 8            /* of the timeout, or STEP_MIN_NS, counts at most between two looks at the clock */
+#define STEP_MIN_NS 100000000u /* a proxy looks before it sleeps; on a busy machine it wakes up late */
 /* Hellos are tried to a few peers at a time, with pauses in between: each attempt makes libfabric look at its sockets,
  * and an attempt for each of hundreds of peers in every poll took most of the processor time of creation. */
 #define HELLO_BATCH 32
@@ -111,6 +115,13 @@ static void peer_lost(struct ofi_net *n, int peer, int error, const char *why)
     expect_no_source(n, p);
 }
 
+/* The provider has not said so, and may go on with the puts that are in flight, unless the process has ended. */
+static void silent_peer_lost(struct ofi_net *n, int peer, int error, const char *why)
+{
+    n->peers[peer].reads = !ofi_shut_peer(n, peer) && error != ECONNREFUSED;
+    peer_lost(n, peer, error, why);
+}
+
 /* ---- Posting */
 
 static void post_done(struct ofi_net *n, struct ofi_peer *p, struct ofi_op *op, int signalled)
@@ -131,18 +142,29 @@ static void post_done(struct ofi_net *n, struct ofi_peer *p, struct ofi_op *op, 
         ofi_reach_end(p);
 }
 
+uint64_t ofi_polled_now(struct ofi_net *n)
+{
+    const uint64_t now = clock_ns(), passed = now - n->checked_ns, part = n->timeout_ns / STEP_PART;
+    const uint64_t most = part > STEP_MIN_NS ? part : STEP_MIN_NS;
+
+    n->checked_ns = now;
+    n->polled_ns += passed < most ? passed : most;
+    return n->polled_ns;
+}
+
 /* The provider has no room, or no connection yet. */
 static int post_refused(struct ofi_net *n, int peer)
 {
     struct ofi_peer *p = &n->peers[peer];
-    uint64_t now = clock_ns();
+    uint64_t now = ofi_polled_now(n);
     int error = 0;
 
     if (!p->refused_ns)
         p->refused_ns = now;
-    /* While puts are in flight, check_deadlines does this. */
-    if (!p->inflight && now - p->refused_ns >= REACH_AFTER_NS)
-        error = ofi_reach(n, peer, now);
+    if (p->inflight) /* check_deadlines does this */
+        return -EAGAIN;
+    if (now - p->refused_ns >= REACH_AFTER_NS)
+        error = ofi_reach(n, peer, n->checked_ns);
     if (!error && now - p->refused_ns < n->timeout_ns)
         return -EAGAIN;
     peer_lost(n, peer, error ? error : ETIMEDOUT,
@@ -322,8 +344,8 @@ static int check_put(const struct ofi_net *n, const struct net_put *put)
     if (put->peer < 0 || put->peer >= n->nranks)
         return -EINVAL;
     p = &n->peers[put->peer];
-    if (p->state == OFI_FAILED)
-        return -p->error;
+    if (p->state == OFI_FAILED) /* before poll has told it, with `reads`, an error would say that nothing is read */
+        return n->reported[put->peer] ? -p->error : -EAGAIN;
     if (p->state != OFI_CONNECTED || !n->mr)
         return -ENOTCONN;
     if (put->source > n->bytes || put->bytes > n->bytes - put->source || put->target > p->bytes ||
@@ -495,7 +517,8 @@ static int take_lost(struct ofi_net *n, struct net_event *events, int max)
     for (int peer = 0; peer < n->nranks && used < max && n->unreported; peer++) {
         if (n->peers[peer].state != OFI_FAILED || n->reported[peer])
             continue;
-        events[used++] = (struct net_event){.kind = NET_FAILED, .peer = peer, .error = n->peers[peer].error};
+        events[used++] = (struct net_event){
+            .kind = NET_FAILED, .peer = peer, .error = n->peers[peer].error, .reads = n->peers[peer].reads};
         n->reported[peer] = 1;
         n->unreported--;
     }
@@ -505,7 +528,7 @@ static int take_lost(struct ofi_net *n, struct net_event *events, int max)
 /* Finds peers to which nothing completes. Called now and then. */
 static void check_deadlines(struct ofi_net *n)
 {
-    const uint64_t now = clock_ns();
+    const uint64_t now = ofi_polled_now(n);
 
     for (int peer = 0; peer < n->nranks; peer++) {
         struct ofi_peer *p = &n->peers[peer];
@@ -515,11 +538,11 @@ static void check_deadlines(struct ofi_net *n)
             p->moved = 0;
             p->since_ns = now;
         } else if (now - p->since_ns >= REACH_AFTER_NS) {
-            int error = ofi_reach(n, peer, now);
+            int error = ofi_reach(n, peer, n->checked_ns);
             if (error)
-                peer_lost(n, peer, error, "nobody listens at its address");
+                silent_peer_lost(n, peer, error, "nobody listens at its address");
             else if (now - p->since_ns > n->timeout_ns)
-                peer_lost(n, peer, ETIMEDOUT, "no put completed until the deadline");
+                silent_peer_lost(n, peer, ETIMEDOUT, "no put completed until the deadline");
         }
     }
 }

@@ -121,6 +121,7 @@ enum ofi_peer_state { OFI_UNKNOWN, OFI_CONNECTED, OFI_FAILED };
 struct ofi_peer {
     enum ofi_peer_state state;
     int error; /* errno, when failed */
+    int reads; /* likewise: of struct net_event */
     fi_addr_t address;
     uint64_t key, base, bytes;   /* of its region */
     uint32_t token;              /* of what this rank sends to it */
@@ -129,8 +130,8 @@ struct ofi_peer {
     uint32_t moved; /* progress since check_deadlines last looked */
     uint32_t completed;
     uint64_t completed_cookie; /* collected while a batch of completions is read */
-    uint64_t since_ns;         /* no progress since */
-    uint64_t refused_ns;       /* the provider has returned EAGAIN since */
+    uint64_t since_ns;         /* no progress since, by polled_ns */
+    uint64_t refused_ns;       /* the provider has returned EAGAIN since, likewise */
     int reach_fd;              /* + 1; a connection attempt that finds out whether the peer listens */
     uint64_t reach_ns;         /* when that was last tried */
     int hello_pending;         /* to be sent by this rank */
@@ -189,6 +190,7 @@ struct ofi_net {
     struct ofi_op *ops, *free;
     uint32_t depth, inflight; /* of peers that live */
     uint32_t idle_polls;
+    uint64_t checked_ns, polled_ns; /* by the clock, and how much of that the process ran (data.c) */
     int warned;
 };
 
@@ -228,6 +230,8 @@ void ofi_sources_find(struct ofi_net *n);
 /* Shuts the connections to this rank that no rank has named; without `all` those that were there at the last look too.
  * 1: done, or it cannot be; 0: not yet. */
 int ofi_shut_strangers(struct ofi_net *n, int all);
+/* Shuts the connection to this peer, where it is known which it is: 1, or 0. */
+int ofi_shut_peer(struct ofi_net *n, int peer);
 /* While hellos are awaited: shuts strangers now and then. */
 void ofi_look_around(struct ofi_net *n);
 
@@ -236,6 +240,8 @@ void ofi_start_connection(struct ofi_net *n, int peer);
 
 int ofi_put(struct net *net, const struct net_put *put);
 int ofi_flush(struct net *net);
+/* The time in which this process ran: an eighth of the timeout counts at most between two calls. */
+uint64_t ofi_polled_now(struct ofi_net *n);
 int ofi_poll(struct net *net, struct net_event *events, int max);
 /* Called when the queue has a descriptor, and before the queue is closed. */
 void ofi_wait_open(struct ofi_net *n);

@@ -12,6 +12,9 @@
  * address than the sender sees (translated addresses), or several ranks are threads of one process, nothing is shut: a
  * connection of a rank must never be. Children of fork() do not get those that were found (boot/fork.h): a rank that
  * was killed would look alive as long as a child of it is there.
+ *
+ * The connection of a peer that is lost because nothing moves is shut as well. libfabric would go on to send from the
+ * memory of puts that are given up, when the peer moves again: it would take for good what is used again by then.
  */
 #include "net/ofi/ofi.h"
 
@@ -268,6 +271,33 @@ int ofi_shut_strangers(struct ofi_net *n, int all)
     }
     free(links.at);
     return 1;
+}
+
+/* ---- A peer that is lost ----------------------------------------------------------------------------------------- */
+
+/* Both ends know the mark of the address that the connection of the lower rank comes from. */
+static int is_of(const struct ofi_net *n, int peer, const struct link *link)
+{
+    const struct sockaddr_storage *from = peer > n->rank ? &link->own : &link->other;
+
+    return link->fd != n->peers[peer].reach_fd - 1 && mark_of(n, from) == n->peers[peer].source;
+}
+
+int ofi_shut_peer(struct ofi_net *n, int peer)
+{
+    const uint32_t source = n->peers[peer].source;
+    struct links links = {0};
+    int done = 0;
+
+    if (n->tokens && source && source != OFI_SOURCE)
+        links = find_links();
+    for (int i = 0; i < links.count; i++)
+        if (is_of(n, peer, &links.at[i]))
+            done += !shutdown(links.at[i].fd, SHUT_RDWR);
+    if (!done)
+        log_line(LOG_INFO, "ofi: the connection to rank %d was not found, and stays", peer);
+    free(links.at);
+    return done > 0;
 }
 
 /* A stranger can say that it is the rank that is awaited, and libfabric then lets that one in no more. So connections

@@ -84,6 +84,8 @@ int ofi_arm(struct net *net)
     struct epoll_event edge;
     const int pause = ofi_hello_pause(n);
 
+    if (n->inflight)
+        (void)ofi_polled_now(n); /* poll looks at the deadlines, once in 64 of these sleeps */
     if (n->nheld || n->unreported || pause < 0)
         return -EAGAIN;
     if (n->wait_fd < 0)
