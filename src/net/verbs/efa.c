@@ -200,11 +200,13 @@ static int srd_put(struct verbs_net *net, int peer, const struct net_put *put)
     uint32_t number;
 
     if (!window)
-        return -ENOMEM;
+        return -EAGAIN;
     if (window->posted - window->reported >= SRD_WINDOW || net->outstanding >= net->send_room) {
         srd_flush(net);
-        return net->broken ? -net->broken : -EAGAIN;
+        return -EAGAIN;
     }
+    if (window->posted == window->reported)
+        net->peers[peer].moved = 1;
     number = ++window->posted;
     window->completed[number % SRD_WINDOW] = 0;
     window->cookies[number % SRD_WINDOW] = put->cookie;
@@ -237,9 +239,17 @@ static int srd_sent(struct verbs_net *net, const struct ibv_wc *wc, struct net_e
     }
     if (!count || net->peers[peer].error)
         return 0;
+    net->peers[peer].moved = 1;
     *event = (struct net_event){
         .kind = NET_SENT, .peer = peer, .count = count, .cookie = window->cookies[window->reported % SRD_WINDOW]};
     return 1;
+}
+
+static uint32_t srd_in_flight(const struct verbs_net *net, int peer)
+{
+    const struct srd_window *window = net->peers[peer].window;
+
+    return window ? window->posted - window->reported : 0;
 }
 
 static void srd_other(struct verbs_net *net, const struct ibv_wc *wc)
@@ -263,9 +273,14 @@ static int srd_progress(struct verbs_net *net)
     return 0;
 }
 
+static void srd_expire(struct verbs_net *net)
+{
+    (void)net;
+}
+
 static void srd_lost(struct verbs_net *net, int peer)
 {
-    (void)net; /* the queue pair serves the other peers; what was posted to this one completes with an error */
+    (void)net; /* the queue pair serves the other peers; what was posted to this one completes, or is read on */
     (void)peer;
 }
 
@@ -293,8 +308,10 @@ const struct verbs_transport verbs_srd = {
     .put = srd_put,
     .flush = srd_flush,
     .sent = srd_sent,
+    .in_flight = srd_in_flight,
     .other = srd_other,
     .progress = srd_progress,
+    .expire = srd_expire,
     .lost = srd_lost,
     .close = srd_close,
 };

@@ -178,21 +178,20 @@ static void send_hello(struct verbs_net *net, int peer)
 static void ask(struct verbs_net *net, struct verbs_pair *pair)
 {
     struct rc_state *rc = rc_of(net);
-    const uint64_t now = clock_ns();
 
     if (!pair->repeat_ns)
-        rc->asking++;
+        net->asking++;
     pair->pause_ms = FIRST_PAUSE_MS;
-    pair->repeat_ns = now + pair->pause_ms * MS;
-    pair->deadline_ns = now + (uint64_t)net->timeout_ms * MS;
-    if (rc->asking == 1 || pair->repeat_ns < rc->look_ns)
-        rc->look_ns = pair->repeat_ns;
+    pair->repeat_ns = clock_ns() + pair->pause_ms * MS;
+    pair->deadline_ns = 0;
+    if (net->asking == 1 || pair->repeat_ns < rc->repeat_ns)
+        rc->repeat_ns = pair->repeat_ns;
 }
 
 static void stop(struct verbs_net *net, struct verbs_pair *pair)
 {
     if (pair->repeat_ns)
-        rc_of(net)->asking--;
+        net->asking--;
     pair->repeat_ns = 0;
 }
 
@@ -214,12 +213,6 @@ void hello_want(struct verbs_net *net, int peer)
 
 static void repeat(struct verbs_net *net, int peer, struct verbs_pair *pair, uint64_t now)
 {
-    if (now >= pair->deadline_ns) {
-        stop(net, pair);
-        if (pair->wanted)
-            verbs_peer_lost(net, peer, ETIMEDOUT, "it did not reply to a hello");
-        return;
-    }
     if (now < pair->repeat_ns)
         return;
     pair->pause_ms = pair->pause_ms * 2 > LAST_PAUSE_MS ? LAST_PAUSE_MS : pair->pause_ms * 2;
@@ -232,18 +225,39 @@ int hello_progress(struct verbs_net *net)
     struct rc_state *rc = rc_of(net);
     uint64_t now;
 
-    if (!rc->asking || (now = clock_ns()) < rc->look_ns)
-        return rc->asking;
-    rc->look_ns = now + LAST_PAUSE_MS * MS;
-    for (int i = 0; i < net->nranks && rc->asking; i++) {
+    if (!net->asking || (now = clock_ns()) < rc->repeat_ns)
+        return net->asking;
+    rc->repeat_ns = now + LAST_PAUSE_MS * MS;
+    for (int i = 0; i < net->nranks; i++) {
         struct verbs_pair *pair = net->peers[i].pair;
         if (!pair || !pair->repeat_ns)
             continue;
         repeat(net, i, pair, now);
-        if (pair->repeat_ns && pair->repeat_ns < rc->look_ns)
-            rc->look_ns = pair->repeat_ns;
+        if (pair->repeat_ns < rc->repeat_ns)
+            rc->repeat_ns = pair->repeat_ns;
     }
-    return rc->asking;
+    return net->asking;
+}
+
+/* The time counts from the first check on: polled_ns may be from long before the hello was sent. */
+static void expire(struct verbs_net *net, int peer, struct verbs_pair *pair)
+{
+    if (!pair->deadline_ns)
+        pair->deadline_ns = net->polled_ns + (uint64_t)net->timeout_ms * MS;
+    if (net->polled_ns < pair->deadline_ns)
+        return;
+    stop(net, pair);
+    if (pair->wanted)
+        verbs_peer_lost(net, peer, ETIMEDOUT, "it did not reply to a hello");
+}
+
+void hello_expire(struct verbs_net *net)
+{
+    for (int i = 0; i < net->nranks && net->asking; i++) {
+        struct verbs_pair *pair = net->peers[i].pair;
+        if (pair && pair->repeat_ns)
+            expire(net, i, pair);
+    }
 }
 
 /* ---- Listening ------------------------------------------------------------------------------------------------ */

@@ -26,7 +26,9 @@ static int fit(int want, int limit)
 
 /*
  * The card repeats a packet `retries` times, after 4.096 us * 2^timeout each: by default for about eight seconds, less
- * where the timeout of the group is shorter. Not 7 times: for Soft-RoCE that means "for ever".
+ * where the timeout of the group is shorter. Not 7 times: for Soft-RoCE that means "for ever". A card may take up to
+ * four times as long, and cards have lower bounds of their own: deadline.c keeps the group's timeout. A fourth of it
+ * here would make cards that take no longer lose peers for a few packets that were dropped.
  */
 static void choose_timeout(struct verbs_net *net, struct rc_state *rc)
 {
@@ -218,7 +220,7 @@ int rc_pair_connect(struct verbs_net *net, int peer, uint32_t qpn, uint32_t psn)
         attr.sq_psn = p->pair->psn;
         attr.timeout = (uint8_t)rc->timeout;
         attr.retry_cnt = (uint8_t)rc->retries;
-        attr.rnr_retry = 7; /* for ever: a peer that is late with receives is not lost */
+        attr.rnr_retry = 7; /* for ever: a peer that is late with receives is lost by the deadline alone */
         attr.max_rd_atomic = 1;
         error = net->lib->modify_qp(p->pair->qp, &attr,
                                     IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
@@ -311,12 +313,14 @@ static int rc_put(struct verbs_net *net, int peer, const struct net_put *put)
 
     if (!pair || !pair->done) {
         hello_want(net, peer);
-        return net->peers[peer].error ? -net->peers[peer].error : -EAGAIN;
+        return -EAGAIN;
     }
     if (pair->posted - pair->completed >= rc->depth || net->outstanding >= net->send_room) {
         rc_flush(net); /* what is in a chain completes only once it is posted */
-        return net->peers[peer].error ? -net->peers[peer].error : -EAGAIN;
+        return -EAGAIN;
     }
+    if (pair->posted == pair->completed)
+        net->peers[peer].moved = 1;
     chain_put(net, peer, pair, put);
     if (!pair->dirty) {
         pair->dirty = 1;
@@ -340,9 +344,17 @@ static int rc_sent(struct verbs_net *net, const struct ibv_wc *wc, struct net_ev
         verbs_peer_lost(net, peer, verbs_status_errno(wc->status), net->lib->wc_status_str(wc->status));
         return 0;
     }
+    net->peers[peer].moved |= !net->peers[peer].error;
     *event = (struct net_event){
         .kind = NET_SENT, .peer = peer, .count = count, .cookie = pair->cookies[number & (rc_of(net)->depth - 1)]};
     return 1;
+}
+
+static uint32_t rc_in_flight(const struct verbs_net *net, int peer)
+{
+    const struct verbs_pair *pair = net->peers[peer].pair;
+
+    return pair ? pair->posted - pair->completed : 0;
 }
 
 static void receive_consumed(struct verbs_net *net, const struct ibv_wc *wc)
@@ -382,8 +394,10 @@ const struct verbs_transport verbs_rc = {
     .put = rc_put,
     .flush = rc_flush,
     .sent = rc_sent,
+    .in_flight = rc_in_flight,
     .other = rc_other,
     .progress = hello_progress,
+    .expire = hello_expire,
     .lost = rc_lost,
     .close = rc_close,
 };

@@ -20,11 +20,11 @@ struct verbs_pair { /* this rank and one peer */
     struct ibv_qp *qp;
     uint32_t psn;
     /* State of the handshake; see hello.c. */
-    int have;           /* its queue pair is known, ours sends and receives */
-    int done;           /* the peer has confirmed that it knows ours: puts may be posted */
-    int wanted;         /* a put waits */
-    uint64_t repeat_ns; /* when to repeat the hello; 0 = never */
-    uint64_t deadline_ns;
+    int have;             /* its queue pair is known, ours sends and receives */
+    int done;             /* the peer has confirmed that it knows ours: puts may be posted */
+    int wanted;           /* a put waits */
+    uint64_t repeat_ns;   /* when to repeat the hello; 0 = never */
+    uint64_t deadline_ns; /* by polled_ns: when to give it up; 0 = not set yet */
     uint32_t pause_ms;
     /* Puts are numbered from 1; `posted` counts those in the chain too. */
     uint32_t posted, completed;
@@ -53,8 +53,7 @@ struct rc_state {
     int hello_receives;
     int hello_sending;
     uint32_t hello_next;
-    int asking;       /* pairs with repeat_ns */
-    uint64_t look_ns; /* when to check them */
+    uint64_t repeat_ns; /* when to check the pairs that have repeat_ns: verbs_net.asking of them */
 };
 
 static inline struct rc_state *rc_of(const struct verbs_net *net)
@@ -73,6 +72,8 @@ void hello_want(struct verbs_net *net, int peer);
 void hello_take(struct verbs_net *net, const struct ibv_wc *wc);
 /* Repeats hellos; returns how many pairs are waiting for a reply. */
 int hello_progress(struct verbs_net *net);
+/* Gives up those that have waited for the group's timeout. */
+void hello_expire(struct verbs_net *net);
 /* The peer is lost: no more hellos. */
 void hello_stop(struct verbs_net *net, int peer);
 void hello_close(struct verbs_net *net);

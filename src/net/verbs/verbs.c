@@ -24,10 +24,9 @@ void verbs_peer_lost(struct verbs_net *net, int peer, int error, const char *wha
     if (p->error)
         return;
     p->error = error;
-    p->report = 1;
-    net->reports++;
     log_line(LOG_WARN, "verbs: %s: rank %d is lost: %s (%s)", net->card.device, peer, what, strerror(error));
     net->transport->lost(net, peer);
+    verbs_deadline_lost(net, peer);
 }
 
 void verbs_break(struct verbs_net *net, int error, const char *what)
@@ -43,7 +42,7 @@ int verbs_status_errno(enum ibv_wc_status status)
     switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RESP_TIMEOUT_ERR:
-        return ETIMEDOUT;
+        return ECONNRESET; /* not ETIMEDOUT: the peer may be the one that has given this rank up, and reset its end */
     case IBV_WC_RNR_RETRY_EXC_ERR:
         return ENOBUFS;
     case IBV_WC_REM_ACCESS_ERR:
@@ -385,14 +384,14 @@ static int check_put(const struct verbs_net *net, const struct net_put *put)
     const struct verbs_peer *peer;
 
     if (net->broken)
-        return -net->broken;
+        return net->broken_told ? -net->broken : -EAGAIN; /* else it would be told here: that nothing is read */
     if (put->peer < 0 || put->peer >= net->nranks)
         return -EINVAL;
     peer = &net->peers[put->peer];
     if (!peer->known || !net->mr)
         return -ENOTCONN;
     if (peer->error)
-        return -peer->error;
+        return peer->told ? -peer->error : -EAGAIN; /* likewise */
     if (put->bytes > net->card.max_message || put->source > net->heap_bytes ||
         put->bytes > net->heap_bytes - put->source || put->target > peer->bytes ||
         put->bytes > peer->bytes - put->target)
@@ -413,12 +412,18 @@ static int verbs_put(struct net *base, const struct net_put *put)
     return rc;
 }
 
+static int tell_broken(struct verbs_net *net)
+{
+    net->broken_told = net->broken != 0;
+    return -net->broken;
+}
+
 static int verbs_flush(struct net *base)
 {
     struct verbs_net *net = verbs_of(base);
 
     net->transport->flush(net);
-    return -net->broken;
+    return tell_broken(net);
 }
 
 static int report_lost(struct verbs_net *net, struct net_event *events, int max)
@@ -430,8 +435,9 @@ static int report_lost(struct verbs_net *net, struct net_event *events, int max)
         if (!peer->report)
             continue;
         peer->report = 0;
+        peer->told = 1;
         net->reports--;
-        events[count++] = (struct net_event){.kind = NET_FAILED, .peer = i, .error = peer->error};
+        events[count++] = (struct net_event){.kind = NET_FAILED, .peer = i, .error = peer->error, .reads = peer->reads};
     }
     return count;
 }
@@ -458,8 +464,11 @@ static int verbs_poll(struct net *base, struct net_event *events, int max)
 {
     struct verbs_net *net = verbs_of(base);
     struct ibv_wc wcs[VERBS_POLL];
-    int count = 0, taken;
+    int count = 0, taken, asked;
 
+    /* What has come before the endpoint broke is reported first, unless there is no end of it. */
+    if (net->broken && net->broken_polls++ >= VERBS_BROKEN_POLLS)
+        return tell_broken(net);
     if (net->reports)
         count = report_lost(net, events, max);
     if (net->stashed && count < max) {
@@ -468,17 +477,24 @@ static int verbs_poll(struct net *base, struct net_event *events, int max)
     }
     if (count == max)
         return count;
-    taken = ibv_poll_cq(net->cq, max - count < VERBS_POLL ? max - count : VERBS_POLL, wcs);
+    if (net->outstanding || net->asking)
+        verbs_deadline_begin(net);
+    asked = max - count < VERBS_POLL ? max - count : VERBS_POLL;
+    taken = ibv_poll_cq(net->cq, asked, wcs);
     for (int i = 0; i < taken; i++)
         count += take(net, &wcs[i], &events[count]);
     if (taken < 0)
         verbs_break(net, EIO, "the completion queue cannot be read");
+    else if (net->look_ns)
+        verbs_deadline_polled(net, taken, asked);
     /* It makes a system call: only when idle, and seldom then. */
     if (taken == 0 && (++net->idle_polls & 4095) == 0)
         verbs_event_check(net);
+    if (net->draining)
+        verbs_deadline_drained(net);
     net->transport->progress(net);
     if (net->broken && !count)
-        return -net->broken;
+        return tell_broken(net);
     return count;
 }
 
@@ -493,6 +509,7 @@ static int verbs_arm(struct net *base)
 
     verbs_event_check(net);
     net->transport->flush(net);
+    verbs_deadline_sleep(net);
     if (net->broken || net->reports || net->port_down_ns || net->transport->progress(net))
         return -EAGAIN;
     return verbs_event_arm(net);

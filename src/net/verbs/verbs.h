@@ -49,13 +49,19 @@ enum verbs_wr_kind { WR_PUT = 1, WR_RECEIVE, WR_HELLO, WR_HELLO_RECEIVE };
 enum {
     VERBS_RECEIVE_BATCH = 32, /* receives are posted in lists of this length */
     VERBS_INLINE = 64,        /* bytes that travel inside the work request */
-    VERBS_POLL = 32           /* completions taken at once */
+    VERBS_POLL = 32,          /* completions taken at once */
+    VERBS_BROKEN_POLLS = 1024 /* before one reports that the endpoint is broken, should they all find something */
 };
 
 struct verbs_peer {
-    int known;  /* connect() was called */
-    int error;  /* errno value: lost; 0 = not */
-    int report; /* NET_FAILED is still to be reported */
+    int known;         /* connect() was called */
+    int error;         /* errno value: lost; 0 = not */
+    int drains;        /* lost, and puts to it have not completed */
+    int report;        /* NET_FAILED is still to be reported */
+    int told;          /* it was */
+    int reads;         /* of NET_FAILED */
+    int moved;         /* since the last check the first put was posted, or the oldest one completed */
+    uint64_t since_ns; /* by polled_ns: when that was */
     uint32_t rkey;
     uint64_t base, bytes; /* of its region */
     struct verbs_address address;
@@ -76,11 +82,15 @@ struct verbs_transport {
     void (*flush)(struct verbs_net *net);
     /* The completion of a put: 1 and the event, or 0. */
     int (*sent)(struct verbs_net *net, const struct ibv_wc *wc, struct net_event *event);
+    /* How many puts to the peer have not completed. */
+    uint32_t (*in_flight)(const struct verbs_net *net, int peer);
     /* Any other completion: a receive (an arrival, or flushed), a hello. */
     void (*other)(struct verbs_net *net, const struct ibv_wc *wc);
     /* Repeats hellos that are due; called now and then. Non-zero while there are any. */
     int (*progress)(struct verbs_net *net);
-    /* The peer was marked lost. */
+    /* Gives up hellos without a reply, by polled_ns. */
+    void (*expire)(struct verbs_net *net);
+    /* The peer was marked lost: what was posted to it is to complete soon. */
     void (*lost)(struct verbs_net *net, int peer);
     void (*close)(struct verbs_net *net);
 };
@@ -104,10 +114,17 @@ struct verbs_net {
     uint32_t unacknowledged;
     int stashed; /* `stash` is a completion that arming found */
     struct ibv_wc stash;
-    int broken; /* errno value: the endpoint itself failed */
-    uint32_t idle_polls;
-    uint64_t port_down_ns; /* since when; 0 = up */
-    uint64_t grace_ns;     /* how long a port may be down: as long as the card repeats what it sends */
+    int broken;      /* errno value: the endpoint itself failed */
+    int broken_told; /* poll or flush has said so */
+    uint32_t idle_polls, broken_polls;
+    int asking;                     /* peers that are to reply to a hello */
+    uint64_t checked_ns, polled_ns; /* of deadline.c: by the clock, and how much of that was spent polling */
+    uint64_t look_ns;               /* when the clock was read for the next check; 0 = it was not */
+    int untaken;                    /* completions from before that may still be in the queue */
+    uint32_t polls;                 /* without a look at the clock */
+    int draining;                   /* peers with `drains` */
+    uint64_t port_down_ns;          /* since when; 0 = up */
+    uint64_t grace_ns;              /* how long a port may be down: as long as the card repeats what it sends */
     uint8_t *heap;
     uint64_t heap_bytes;
     struct ibv_mr *mr;
@@ -134,6 +151,19 @@ int verbs_status_errno(enum ibv_wc_status status);
 void verbs_ah_attr(const struct verbs_net *net, const struct verbs_address *to, struct ibv_ah_attr *attr);
 /* VERBS_RECEIVE_BATCH receives to a shared queue or, without one, to a queue pair. 0 or an errno value. */
 int verbs_post_receives(struct verbs_net *net, struct ibv_srq *srq, struct ibv_qp *qp, int peer);
+
+/* ---- Puts that do not complete: deadline.c ------------------------------------------------------------------ */
+
+/* Of verbs_peer_lost(): NET_FAILED is reported once the card no longer reads what was put. */
+void verbs_deadline_lost(struct verbs_net *net, int peer);
+/* While `draining`, after completions were polled. */
+void verbs_deadline_drained(struct verbs_net *net);
+/* Before completions are polled, while something is awaited: reads the clock now and then. */
+void verbs_deadline_begin(struct verbs_net *net);
+/* After it, while `look_ns`, with what was found. */
+void verbs_deadline_polled(struct verbs_net *net, int taken, int asked);
+/* The next poll reads the clock. */
+void verbs_deadline_sleep(struct verbs_net *net);
 
 /* ---- Events that are no completions: event.c ---------------------------------------------------------------- */
 
