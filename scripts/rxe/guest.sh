@@ -15,6 +15,7 @@ build=$1 shell=$2 tests=$3
 export HOME=/tmp LC_ALL=C
 cd /tmp || exit 1
 passed=0 failed=0 skipped=0
+out=$(mktemp) # the files of the machine underneath are seen here: any fixed name may be taken
 
 network() {
     ip link set lo up
@@ -55,16 +56,16 @@ mknod_uverbs() {
 run() { # name, seconds, command...
     local name=$1 seconds=$2 rc=0 begin=$SECONDS
     shift 2
-    timeout "$seconds" "$@" >"/tmp/out" 2>&1 </dev/null || rc=$?
+    timeout "$seconds" "$@" >"$out" 2>&1 </dev/null || rc=$?
     if [ $rc -eq 0 ]; then
         passed=$((passed + 1))
         echo "passed: $name ($((SECONDS - begin)) s)"
     elif [ $rc -eq 77 ]; then
         skipped=$((skipped + 1))
-        echo "skipped: $name: $(tail -1 /tmp/out)"
+        echo "skipped: $name: $(tail -1 "$out")"
     else
         failed=$((failed + 1))
-        tail -100 /tmp/out
+        tail -100 "$out"
         [ $rc -eq 124 ] && echo "stopped after $seconds s"
         echo "FAILED: $name (exit $rc)"
     fi

@@ -28,7 +28,7 @@ data="all_sizes many_small many_signals four_ranks four_ranks_big both_ways_with
 sources_free_when_sent chains
 chains_to_three"
 life="open_and_close_often reopened_pairs_work own_bounds remote_bounds wrong_version peer_never_there sleeper_wakes
-sleeper_sleeps death_is_told survivors_go_on"
+sleeper_sleeps death_is_told survivors_go_on silent_peer_is_given_up"
 
 # No case may be forgotten by the two lists.
 count=$("$build/tests/test_net_verbs" --list | wc -l)

@@ -444,6 +444,131 @@ static void a_broken_endpoint_is_told_at_once_by_others(void **state)
     assert_int_equal(put(net, PEER), -ENETDOWN);
 }
 
+/* ---- With a proxy --------------------------------------------------------------------------------------------- */
+
+static int never_readable;
+
+static epx_status played_open(const struct net_options *options, struct net **net)
+{
+    (void)options;
+    *net = &card.net->net;
+    return EPX_OK;
+}
+
+static epx_status played_address(struct net *net, struct net_address *address)
+{
+    (void)net;
+    (void)address;
+    return EPX_OK;
+}
+
+static epx_status played_region(struct net *net, const struct net_memory *memory, struct net_region *region)
+{
+    (void)net;
+    region->bytes = memory->bytes;
+    return EPX_OK;
+}
+
+static epx_status played_connect(struct net *net, int peer, const struct net_address *a, const struct net_region *r)
+{
+    (void)net;
+    (void)peer;
+    (void)a;
+    (void)r;
+    return EPX_OK;
+}
+
+static int played_wait_fd(struct net *net)
+{
+    (void)net;
+    return never_readable;
+}
+
+static void played_close(struct net *net)
+{
+    (void)net;
+}
+
+static void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
+{
+    (void)status;
+    (void)expected;
+    (void)seen;
+    (void)text;
+    __atomic_store_n((int *)context, peer, __ATOMIC_RELEASE); /* pairs with wait_lost() */
+}
+
+static struct proxy_group *open_proxy(struct net_ops *ops, int *lost)
+{
+    static const uint8_t remote[RANKS] = {0, 1, 1};
+    static uint64_t counters[RANKS];
+    static struct doorbell bell;
+    struct proxy_address addresses[RANKS] = {0};
+    struct proxy_options options = {.rank = OWN,
+                                    .nranks = RANKS,
+                                    .threads = 1,
+                                    .ring_slots = 64,
+                                    .timeout_ms = card.net->timeout_ms,
+                                    .net = ops,
+                                    .remote = remote,
+                                    .heap = card.net->heap,
+                                    .heap_bytes = card.net->heap_bytes,
+                                    .device_kind = EPX_DEVICE_CPU,
+                                    .counters = counters,
+                                    .kinds = 1,
+                                    .slots = 1,
+                                    .bell = &bell,
+                                    .on_error = on_error,
+                                    .context = lost};
+    struct proxy_group *proxies;
+
+    assert_int_equal(proxy_open(&options, &proxies), EPX_OK);
+    assert_int_equal(proxy_addresses(proxies, &addresses[OWN]), EPX_OK);
+    addresses[PEER] = addresses[OTHER] = addresses[OWN];
+    assert_int_equal(proxy_connect(proxies, addresses), EPX_OK);
+    return proxies;
+}
+
+static int wait_lost(const int *lost, int ms)
+{
+    const uint64_t end = clock_ns() + (uint64_t)ms * MS;
+
+    while (!__atomic_load_n(lost, __ATOMIC_ACQUIRE) && clock_ns() < end) /* pairs with on_error() */
+        pause_ms(1);
+    return __atomic_load_n(lost, __ATOMIC_ACQUIRE);
+}
+
+/* No descriptor wakes a proxy for the deadline. It sleeps for a millisecond while a put is in flight, and each sleep
+ * counts, however many polls there are in a second. */
+static void a_proxy_that_sleeps_finds_a_silent_peer(void **state)
+{
+    struct net_ops ops = net_verbs_ops;
+    const struct command command = command_pack(PEER, 0, 0, 0, 16);
+    struct agent agent = {.count = 1, .env = &cpu_thread_env, .timeout_ns = 1000 * MS};
+    struct proxy_group *proxies;
+    struct proxy_stats stats;
+    int lost = 0, limit;
+
+    limit = 20 * timeout_ms(*state);
+    ops.open = played_open;
+    ops.address = played_address;
+    ops.add_region = played_region;
+    ops.connect = played_connect;
+    ops.wait_fd = played_wait_fd;
+    ops.close = played_close;
+    never_readable = eventfd(0, EFD_CLOEXEC);
+    assert_true(never_readable >= 0);
+    proxies = open_proxy(&ops, &lost);
+    assert_int_equal(ag_push(&agent, proxy_ring(proxies, 0), &command, 1), WAIT_OK);
+    assert_int_equal(wait_lost(&lost, limit), PEER);
+    proxy_stats_read(proxies, &stats);
+    assert_int_equal(proxy_close(proxies), EPX_OK);
+    close(never_readable);
+    assert_int_equal(card.posted[PEER], 1);
+    assert_int_equal(card.resets[PEER], 1);
+    assert_in_range(stats.sleeps, 16, 2 * (uint64_t)timeout_ms(*state));
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -459,6 +584,7 @@ int main(void)
         CASE(a_hello_waits_while_it_is_polled),
         CASE(a_broken_endpoint_is_told_by_poll),
         CASE(a_broken_endpoint_is_told_at_once_by_others),
+        CASE(a_proxy_that_sleeps_finds_a_silent_peer),
     };
     return unit_run("verbs_deadline", tests, UNIT_COUNT(tests));
 }
