@@ -56,22 +56,37 @@ KFN_STEP void writes_end(struct agent *ag, const struct group_dev *g)
         ring_writes_ended(ag, g);
 }
 
-/* `peer`, of the node, has its abort word: does it still write into memory of others, a whole deadline later? This wait
- * says for whom, as others do: ranks of other nodes would mask this one, which says nothing, in the place of `peer`. */
-KFN_STEP enum wait_result still_writes(struct agent *ag, const struct group_dev *g, int peer)
+/* Before this rank goes on without `peer`: a whole deadline for the last of what concerns it. This wait says for whom,
+ * as others do: ranks of other nodes would mask this one, which says nothing, in the place of `peer`. */
+KFN_STEP enum wait_result wait_for_last(struct agent *ag, const struct group_dev *g, const uint64_t *word,
+                                        uint64_t target, int peer)
 {
-    struct control *theirs = control_of(g, peer);
-
-    ag_add_fenced(ag, &control_of(g, g->rank)->not_writing, 0); /* pairs with the fence in writes_begin() */
     for (uint64_t left = g->timeout_ns;;) {
         const uint64_t ns = left < wait_slice(g) ? left : wait_slice(g);
-        const enum wait_result why = ag_wait_ge(ag, &theirs->not_writing, 0, ns);
+        const enum wait_result why = ag_wait_ge(ag, word, target, ns);
 
         left -= ns;
         if (why != WAIT_TIMEOUT || !left)
             return why;
         publish_waits(ag, g, peer);
     }
+}
+
+/* `peer`, of the node, has its abort word: does it still write into memory of others? */
+KFN_STEP enum wait_result still_writes(struct agent *ag, const struct group_dev *g, int peer)
+{
+    ag_add_fenced(ag, &control_of(g, g->rank)->not_writing, 0); /* pairs with the fence in writes_begin() */
+    return wait_for_last(ag, g, &control_of(g, peer)->not_writing, 0, peer);
+}
+
+/* Does the network still read memory of this rank, for puts to `peer` of another node? It would send what a later
+ * operation writes there to a rank that has only slept. A put counts as sent when it has arrived, or cannot any
+ * more. */
+KFN_STEP enum wait_result still_read(struct agent *ag, const struct group_dev *g, int peer)
+{
+    if (INJECT_BUG(BUG_GOES_ON, 1, 0))
+        return WAIT_OK;
+    return wait_for_last(ag, g, &g->sent[peer], ag_load_acquire(&g->pushed[peer]), peer);
 }
 
 #endif

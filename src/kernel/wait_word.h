@@ -44,14 +44,11 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
     if (ag_leader(ag))
         ag_add_stat(&g->stats->timeouts, 1);
     if (has_masks(g) && peer >= 0 && culprit >= 0 && phase_masks(phase)) {
-        enum wait_result ended = WAIT_OK;
-        if (is_local(g, peer)) {
-            /* If it is late rather than dead, what it reads from now on may belong to a later operation. */
-            if (ag_leader(ag))
-                set_abort_word(ag, g, peer, ABORT_CAUSED(KSTATUS_TIMEOUT, phase, g->rank, peer) | ABORT_LEFT_OUT);
-            ag_sync(ag);
-            ended = still_writes(ag, g, peer);
-        }
+        /* If it is late rather than dead, what it reads from now on may belong to a later operation. */
+        if (is_local(g, peer) && ag_leader(ag))
+            set_abort_word(ag, g, peer, ABORT_CAUSED(KSTATUS_TIMEOUT, phase, g->rank, peer) | ABORT_LEFT_OUT);
+        ag_sync(ag);
+        const enum wait_result ended = is_local(g, peer) ? still_writes(ag, g, peer) : still_read(ag, g, peer);
         if (ended == WAIT_ABORTED)
             return wait_failed_by_word(ag, g, phase, target, seen);
         if (ended == WAIT_OK) {
@@ -62,7 +59,7 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
             ag_sync(ag);
             return 0;
         }
-        culprit = peer; /* it stopped, or ended, while it wrote rows: nobody can go on without a recovery */
+        culprit = peer; /* it stopped, or ended, in the midst of rows: nobody can go on without a recovery */
     }
     report(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen, 0, peer);
     return fail_all(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen);
