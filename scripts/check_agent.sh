@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 word='((ag|copy_set|word_set|sum_set|command_set|pair_set)_[a-z0-9_]+|AG_[A-Z_]+|KFN(_STEP)?|(struct|enum) [a-z_]+)'
-kept='(agent|int_pair|copy_set|word_set|sum_set|command_set|pair_set|route_kept|wait_result)'
+kept='(agent|int_pair|copy_set|word_set|sum_set|command_set|pair_set|route_kept)'
 
 listed() { # mark: the names with that mark in the first column
     sed -nE "/^ \*\//q; s/^ \* $1 $word.*/\1/p" src/kernel/agent.h | sort -u

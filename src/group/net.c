@@ -2,6 +2,7 @@
 /* A group's proxies: opened when its ranks are on several nodes. */
 #include "group/net.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,22 @@
 #define RING_SLOTS 4096
 #define LOSS_GRACE_MS 250 /* an abort is on its way to all ranks for less */
 #define RESPONSE_MS 200   /* one turn takes microseconds, but the thread may have to wait for a core */
+
+/* What the kernels read of a rank of another node, in the place of its counter: its last reply, or that it has gone. No
+ * reply follows that. Threads of several endpoints may say so. */
+static void store_reply(struct epx_group *group, int rank, uint32_t alarm)
+{
+    uint64_t *word = &group->shadow.counters[(size_t)SIG_ABORT * (size_t)group->set.sig_slots * (size_t)group->nranks +
+                                             (size_t)rank]; /* slot 0 */
+    uint64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+
+    do {
+        if (is_gone((uint32_t)seen))
+            return;
+        /* For trail_ask(), has_gone() and is_lost(), which read nothing behind it. */
+    } while (!__atomic_compare_exchange_n(word, &seen, WAITS_WORD(WAITS_BEAT(seen) + 1, alarm), 0, __ATOMIC_RELEASE,
+                                          __ATOMIC_RELAXED));
+}
 
 /* An error about a rank that is masked already is not reported. */
 static int is_masked(const struct epx_group *group, int peer)
@@ -54,8 +71,12 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
     }
     log_line(LOG_WARN, "%s", text);
     error_record_net(group, status, peer, expected, seen, text);
+    /* With masks the wait for that rank reaches its deadline, and masks it: at once where this rank has given it up.
+     * One that others have given up while it slept finds its connections reset, and must not go on before they do. */
+    if (group->set.enable_mask && status == EPX_ERR_PEER && seen == ETIMEDOUT)
+        store_reply(group, peer, ALARM(peer, ALARM_LOST));
     if (group->set.enable_mask && status == EPX_ERR_PEER)
-        return; /* the wait for that rank reaches its deadline, and masks it */
+        return;
     group_abort(group, status, status == EPX_ERR_PEER || status == EPX_ERR_MISMATCH ? peer : -1);
 }
 
@@ -64,17 +85,15 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 static void on_alarm(void *context, int rank, uint32_t alarm)
 {
     struct epx_group *group = context;
-    uint64_t *reply = &group->shadow.counters[(size_t)SIG_ABORT * (size_t)group->set.sig_slots * (size_t)group->nranks +
-                                              (size_t)rank]; /* slot 0 */
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
         return;
     if (ALARM_CAUSE(alarm) == PHASE_MASKS && ALARM_CULPRIT(alarm) == group->rank) /* as wait_failed() tells its node */
         group_aborted_by(group, abort_of_alarm(rank, alarm) | ABORT_LEFT_OUT);
-    else if (ALARM_CAUSE(alarm) < ALARM_REPLY)
+    else if (ALARM_CAUSE(alarm) < ALARM_REPLY && ALARM_CAUSE(alarm) != ALARM_GOODBYE)
         group_aborted_by(group, abort_of_alarm(rank, alarm));
-    else /* for trail_ask(); one writer, the thread of this peer */
-        __atomic_store_n(reply, WAITS_WORD(WAITS_BEAT(*reply) + 1, alarm), __ATOMIC_RELEASE);
+    else
+        store_reply(group, rank, alarm);
 }
 
 /* From a proxy thread: `rank` waits for this one in vain. After a failure the reply is that failure. */

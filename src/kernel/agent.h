@@ -87,8 +87,8 @@
  *   ag_vote(ag, v, &before)          how many lanes have v, and how many of those before this one
  *
  * Waits
- *   enum wait_result                 WAIT_OK, WAIT_TIMEOUT, WAIT_ABORTED
- *   ag_wait_ge(ag, word, target, ns)  until *word >= target (acquire), or ns have passed, or the own abort word is set
+ *   ag_wait_ge(ag, word, target, ns)  until *word >= target (acquire), or ns have passed, or the own abort word is set:
+ *                                    WAIT_OK, WAIT_TIMEOUT or WAIT_ABORTED (params.h)
  *   ag_ring(ag, bell)                after a store to a word that an agent of another rank may sleep on
  *   AG_BELLS                         1 where agents sleep and must be woken; 0 where they poll (a GPU)
  *   AG_NODE_WORD(g)                  1 where the ranks of a node add up their signals in one word; 0 where each stores

@@ -106,7 +106,8 @@ EPX_STATIC_ASSERT(SIG_COUNT *COUNTER_SLOTS <= COMMAND_COUNTERS / 2, "every (kind
 enum {
     ALARM_CAUSE_BITS = 6,
     ALARM_STATUS = 35,
-    ALARM_GOODBYE = ALARM_STATUS, /* status 0 is no failure */
+    ALARM_GOODBYE = ALARM_STATUS,             /* status 0 is no failure */
+    ALARM_LOST = ALARM_STATUS + KSTATUS_PEER, /* as a reply: the own proxy says that the network has lost the rank */
     ALARM_REPLY = 48,
     ALARM_BEATS = 16,
     ALARM_LOW_BITS = 11, /* in the place of the counter, its highest bit excepted */
@@ -119,6 +120,12 @@ enum {
 EPX_STATIC_ASSERT((int)PHASE_COUNT <= (int)ALARM_STATUS, "every phase is a cause");
 EPX_STATIC_ASSERT((int)ALARM_STATUS + (int)KSTATUS_LAST < (int)ALARM_REPLY, "every status is a cause");
 EPX_STATIC_ASSERT(ALARM_REPLY + ALARM_BEATS == 1 << ALARM_CAUSE_BITS, "replies are the rest");
+
+/* What is stored in the place of a rank's reply: does none follow? */
+COMMAND_FN int is_gone(uint32_t reply)
+{
+    return ALARM_CAUSE(reply) == ALARM_GOODBYE || ALARM_CAUSE(reply) == ALARM_LOST;
+}
 
 /* What an abort word says to ranks of other nodes. */
 COMMAND_FN uint32_t alarm_of_abort(uint64_t word)

@@ -47,6 +47,9 @@ enum {                                                                    /* epx
        KSTATUS_LAST = 12
 };
 
+/* How a wait ends: ag_wait_ge() and, for the last two, wait_aloud() of kernel/waiting_for.h. */
+enum wait_result { WAIT_OK, WAIT_TIMEOUT, WAIT_ABORTED, WAIT_LEFT, WAIT_LOST };
+
 /* How a row to be summed is coded. ROWS_ROUNDED: bf16, whose values count as LogFMT would have carried them. */
 enum { ROWS_PLAIN = 0, ROWS_LOGFMT = 1, ROWS_NVFP4 = 2, ROWS_ROUNDED = 3 };
 /* How a received top-k row is written. */

@@ -41,6 +41,8 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
         fail_left(ag, g, peer);
         return 1;
     }
+    if (why == WAIT_LOST)
+        culprit = peer;
     if (ag_leader(ag))
         ag_add_stat(&g->stats->timeouts, 1);
     if (has_masks(g) && peer >= 0 && culprit >= 0 && phase_masks(phase)) {

@@ -48,6 +48,25 @@ KFN int has_left(struct agent *ag, const struct group_dev *g, int peer)
            ag_any(ag, ag_load_acquire(&own[signal_index(g, SIG_ABORT, 0, peer)].value) != 0);
 }
 
+/* Where this rank's proxy stores what the proxy of `rank` answers. */
+KFN const uint64_t *reply_word(const struct group_dev *g, int rank)
+{
+    return &g->counters[(size_t)SIG_ABORT * (size_t)g->sig_slots * (size_t)g->nranks + (size_t)rank];
+}
+
+/* `rank`, of another node, has ended its group in order, or nobody is at its address and this rank has never needed it.
+ * It has sent all that others wait for, or those know that it is gone: whoever seems to wait for it has slept. */
+KFN_STEP int has_gone(const struct group_dev *g, int rank)
+{
+    return !g->heap[rank] && ALARM_CAUSE((uint32_t)ag_look(reply_word(g, rank))) == ALARM_GOODBYE;
+}
+
+/* With masks: the network has lost this rank of another node. */
+KFN int is_lost(struct agent *ag, const struct group_dev *g, int peer)
+{
+    return peer >= 0 && !g->heap[peer] && ag_any(ag, ALARM_CAUSE((uint32_t)ag_look(reply_word(g, peer))) == ALARM_LOST);
+}
+
 /* How often a rank that waits says so. */
 KFN uint64_t wait_slice(const struct group_dev *g)
 {
@@ -89,6 +108,8 @@ KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g
         set_spent(ag, ag->wait_spent + (why == WAIT_TIMEOUT || took > ns ? ns : took));
         if (has_masks(g) && why == WAIT_TIMEOUT && has_left(ag, g, peer))
             return WAIT_LEFT;
+        if (has_masks(g) && why == WAIT_TIMEOUT && is_lost(ag, g, peer))
+            return WAIT_LOST;
         if (why != WAIT_TIMEOUT || ag->wait_spent == limit)
             return why;
         publish_waits(ag, g, peer);
@@ -144,17 +165,12 @@ struct trail {
     int known;         /* `word` is what `at` said first, or last */
     int taken;         /* `at` is elsewhere: the own proxy has taken questions since it was first asked */
     int missed;        /* ... and `at` has not answered within the last slice */
+    int back;          /* `at` said last that it waits for this rank */
     uint64_t word;     /* WAITS_WORD, or a beat that differs as that of the word does */
     uint64_t replies;  /* `at` is elsewhere: how many it had given before */
     uint64_t answers;  /* ... and when the last slice began */
     uint64_t question; /* ... and the last question to it; 0: none yet */
 };
-
-/* Where this rank's proxy stores what the proxy of `rank` answers. */
-KFN const uint64_t *reply_word(const struct group_dev *g, int rank)
-{
-    return &g->counters[(size_t)SIG_ABORT * (size_t)g->sig_slots * (size_t)g->nranks + (size_t)rank];
-}
 
 KFN const struct ring_dev *question_ring(const struct group_dev *g, int rank)
 {
@@ -182,6 +198,7 @@ KFN_STEP void trail_move(struct trail *t, const struct group_dev *g, int rank)
     t->known = local;
     t->taken = 0;
     t->missed = 0;
+    t->back = 0;
     t->word = local ? ag_look(&waiting_control(g, rank)->waits) : 0;
     t->replies = t->answers = local ? 0 : WAITS_BEAT(ag_look(reply_word(g, rank)));
     t->question = 0;
@@ -211,14 +228,14 @@ KFN_STEP uint64_t trail_ask(struct agent *ag, const struct group_dev *g, struct 
     trail_woke(t, WAITS_BEAT(reply));
     if (t->looks % LOOKS == 0 || (taken && asked != t->question))
         t->question = put_question(ag, ring, t->at);
-    if (WAITS_BEAT(reply) == t->replies)
+    if (WAITS_BEAT(reply) == t->replies || has_gone(g, t->at))
         return 0;
     return WAITS_WORD(ALARM_CAUSE((uint32_t)reply), ALARM_CULPRIT((uint32_t)reply));
 }
 
-/* Looks at t->at, and goes on to the rank for which that waits. Agents of a rank may wait for different ranks: one that
- * waits for this rank, which waits itself, may have others. */
-KFN_STEP void trail_look(struct agent *ag, const struct group_dev *g, struct trail *t)
+/* Looks at t->at, and goes on to the rank for which that waits; from one that has gone, to the `first` again. Agents
+ * of a rank may wait for different ranks: one that waits for this rank, which waits itself, may have others. */
+KFN_STEP void trail_look(struct agent *ag, const struct group_dev *g, struct trail *t, int first)
 {
     const uint64_t word = g->heap[t->at] ? ag_look(&waiting_control(g, t->at)->waits) : trail_ask(ag, g, t);
     const int waits = INJECT_BUG(BUG_NO_FOLLOW, 0, 1) && t->known && word && WAITS_BEAT(word) != WAITS_BEAT(t->word);
@@ -229,9 +246,13 @@ KFN_STEP void trail_look(struct agent *ag, const struct group_dev *g, struct tra
         t->known = 1;
         t->word = word;
     }
-    if (waits)
+    if (waits) {
         t->looks = 0;
-    if (waits && whom >= 0 && whom < g->nranks && whom != g->rank && whom != t->at)
+        t->back = whom == g->rank;
+    }
+    if (t->at != first && has_gone(g, t->at))
+        trail_move(t, g, first);
+    else if (waits && whom >= 0 && whom < g->nranks && whom != g->rank && whom != t->at && !has_gone(g, whom))
         trail_move(t, g, whom);
 }
 
@@ -265,11 +286,12 @@ KFN_STEP enum wait_result follow(struct agent *ag, const struct group_dev *g, st
             break;
         if (n % LOOKS == 0)
             publish_waits(ag, g, own.peer);
-        trail_look(ag, g, &t);
+        trail_look(ag, g, &t, own.peer);
         if ((ag->wait_left <= named && t.looks >= silent) || (ag->wait_left <= half && ag->wait_left <= least))
             break;
     }
-    *culprit = trail_end(g, &t);
+    /* In a circle nobody is silent: one was left out, and could not be told. With masks that is between two ranks. */
+    *culprit = why == WAIT_LOST || (masks && t.back && t.looks < silent) ? own.peer : trail_end(g, &t);
     return why;
 }
 

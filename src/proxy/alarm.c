@@ -13,7 +13,7 @@
  * An endpoint that is closed after a failure first waits until its aborts have left.
  *
  * The network loses a peer: it may have ended because of a failure of which this rank has not heard yet, so that is
- * reported after a grace period. A peer that has said goodbye (goodbye.c) is not lost.
+ * reported after a grace period. A peer that has said goodbye (goodbye.c) is not lost, nor is one that was only asked.
  */
 #include <stdio.h>
 #include <string.h>
@@ -59,8 +59,10 @@ static int take_ask(struct proxy_thread *t)
         return 0;
     t->asked_word = word;
     __atomic_store_n(t->ring.dev.asked, word, __ATOMIC_RELEASE); /* for trail_ask() */
-    if (rank < (uint32_t)t->group->options.nranks && t->by_rank[rank] >= 0)
+    if (rank < (uint32_t)t->group->options.nranks && t->by_rank[rank] >= 0) {
+        t->peers[t->by_rank[rank]].asked = 1;
         send_alarm(t, &t->peers[t->by_rank[rank]], ALARM_NONE); /* without room: it will be asked again */
+    }
     return 1;
 }
 
@@ -141,11 +143,22 @@ void alarm_wait(struct proxy_group *g)
     }
 }
 
+static int was_only_asked(const struct peer *peer)
+{
+    return peer->asked && !peer->needed && !peer->heard;
+}
+
+/* One that was only asked, and never met, may have ended in order: it says goodbye to those that it has met. Those that
+ * wait for it have met it, or are of its node, and know. */
 void report_loss(struct proxy_thread *t, const struct peer *peer)
 {
     const struct proxy_options *o = &t->group->options;
     char text[160];
 
+    if (was_only_asked(peer) && o->on_alarm) {
+        o->on_alarm(o->context, peer->rank, ALARM(peer->rank, ALARM_GOODBYE));
+        return;
+    }
     snprintf(text, sizeof(text), "the network (%s) lost rank %d: %s", t->ops->name, peer->rank, strerror(peer->error));
     if (o->on_error && !peer->left)
         o->on_error(o->context, EPX_ERR_PEER, peer->rank, 0, peer->error, text);

@@ -157,8 +157,7 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
         stat_add(&t->stats.arrivals, 1);
         if (ALARM_CAUSE(alarm) == ALARM_GOODBYE)
             goodbye_take(t, (int)rank);
-        else
-            o->on_alarm(o->context, (int)rank, alarm);
+        o->on_alarm(o->context, (int)rank, alarm);
         t->ring_bell = 1;
         return;
     }

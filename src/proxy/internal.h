@@ -74,6 +74,8 @@ struct peer {
     uint8_t told_left;  /* that this rank goes on without it */
     uint8_t told_bye;   /* that this rank ends its group, or goes on without it */
     uint8_t heard;      /* something has come from it */
+    uint8_t needed;     /* a command for it has come */
+    uint8_t asked;      /* a question was sent to it */
     uint8_t left;       /* it has said goodbye: nothing is sent to it, and its loss is none */
     int error;          /* errno of its loss */
     uint64_t lost_ns;

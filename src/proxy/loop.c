@@ -348,6 +348,14 @@ static int enqueue_command(struct proxy_thread *t, struct peer *peer, struct com
     return enqueue(t, peer, place);
 }
 
+/* The first command for this peer. Its loss may have been none before (was_only_asked()). */
+static void peer_needed(struct proxy_thread *t, struct peer *peer)
+{
+    peer->needed = 1;
+    if (peer->dead && peer->asked && !peer->unreported && !peer->heard)
+        report_loss(t, peer);
+}
+
 static int take_commands(struct proxy_thread *t)
 {
     struct command_fields f;
@@ -359,6 +367,8 @@ static int take_commands(struct proxy_thread *t)
     for (n = 0; n < TAKE_MAX && ring_peek(&t->ring, &c); n++) {
         f = command_unpack(c);
         peer = check(t, c, f);
+        if (peer && !peer->needed)
+            peer_needed(t, peer);
         if (peer && (peer->dead || peer->left || t->stopping)) {
             commands_drop(t, peer, 1);
         } else if (peer && (t->blocked = !enqueue_command(t, peer, f))) {

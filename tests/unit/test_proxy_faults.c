@@ -364,17 +364,22 @@ static void a_doorbell_that_must_wait_is_rung_later(void **state)
 
 /* ---- Who leaves --------------------------------------------------------------------------------------------- */
 
-static void on_no_alarm(void *context, int rank, uint32_t alarm)
+static int goodbyes;
+
+static void on_goodbye(void *context, int rank, uint32_t alarm)
 {
     (void)context;
-    fail_msg("rank %d sends alarm %u", rank, alarm);
+    if (ALARM_CAUSE(alarm) != ALARM_GOODBYE)
+        fail_msg("rank %d sends alarm %u", rank, alarm);
+    goodbyes++;
 }
 
 static struct proxy_fixture *open_polite(void **state, int grace_ms)
 {
     struct proxy_fixture *s = *state;
 
-    s->options.on_alarm = on_no_alarm;
+    s->options.on_alarm = on_goodbye;
+    goodbyes = 0;
     s->options.alarm_kind = KINDS;
     s->options.grace_ms = grace_ms;
     proxy_fixture_open(s, RANKS, 1);
@@ -445,6 +450,26 @@ static void who_only_receives_says_goodbye_too(void **state)
     steps(s, 5);
     assert_true(has_left(s, 2, 0));
     assert_false(has_left(s, 3, 0)); /* it would have to be connected first */
+}
+
+/* It says goodbye to those that it has met. Who needs it after all is told at once. */
+static void one_that_was_only_asked_is_not_lost(void **state)
+{
+    struct proxy_fixture *s = open_polite(state, 0);
+
+    *proxy_ring(s->ranks[0].proxies, 0)->ask = WAITS_WORD(1, 3);
+    s->chaos.refuse[3] = EAGAIN;
+    step(s, 0);
+    lose(s, 3);
+    assert_int_equal(s->ranks[0].errors, 0);
+    assert_int_equal(goodbyes, 1); /* whoever follows the words of others hears that it has gone */
+    push(s, 0, 3, 0, 0, 0, 16);
+    step(s, 0);
+    assert_int_equal(s->ranks[0].errors, 1);
+    assert_int_equal(s->ranks[0].peer, 3);
+    push(s, 0, 3, 0, 0, 0, 16);
+    step(s, 0);
+    assert_int_equal(s->ranks[0].errors, 1);
 }
 
 static void a_loss_may_overtake_a_goodbye(void **state)
@@ -628,7 +653,7 @@ UNIT_TESTS_EACH(setup, teardown, a_command_of_another_version_is_refused, an_unk
                 an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied,
                 what_an_endpoint_that_breaks_has_posted_is_read_until_it_is_closed, an_endpoint_says_why_it_breaks,
                 a_doorbell_that_must_wait_is_rung_later, a_peer_that_has_said_goodbye_is_not_lost,
-                who_only_receives_says_goodbye_too, a_loss_may_overtake_a_goodbye,
+                who_only_receives_says_goodbye_too, a_loss_may_overtake_a_goodbye, one_that_was_only_asked_is_not_lost,
                 a_peer_that_takes_nothing_keeps_no_goodbye_from_others, two_that_leave_do_not_wait_for_each_other,
                 a_stop_drops_all_but_aborts_and_waits_for_what_is_posted, no_limit_keeps_an_abort_from_others,
                 a_stop_that_is_not_answered_closes_the_endpoint, threads_that_do_not_come_back_are_waited_for_together)

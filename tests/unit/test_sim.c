@@ -370,6 +370,15 @@ static void a_seed_of_a_stop_that_has_found_something(void **state)
               (struct sim_case_options){.modes = BOTH, .faults = SIM_FAULT_STOP});
 }
 
+/* The same with delays: a rank followed the words of one that had slept to one that had ended its group in order, and
+ * that it had never met. It asked that one, found nobody, and named it. */
+static void a_seed_of_a_delay_that_has_found_something(void **state)
+{
+    (void)state;
+    run_seeds("a_seed_of_a_delay_that_has_found_something", 285200000501, 1,
+              (struct sim_case_options){.modes = EPX_HIGH_THROUGHPUT, .faults = SIM_FAULT_DELAY});
+}
+
 /* The same seed takes the same steps: a failure can be looked at again. */
 static void a_seed_replays_exactly(void **state)
 {
@@ -406,7 +415,7 @@ UNIT_TESTS_WITHIN(set_up, NULL, the_seed_decides_the_order, time_jumps_when_all_
                   what_does_not_end_is_ended, ranks_meet, the_living_do_not_wait_for_the_dead,
                   seeds_that_have_found_something, seeds_with_late_ranks_that_have_found_something,
                   seeds_of_a_recovery_that_have_found_something, seeds_of_a_join_that_have_found_something,
-                  a_seed_of_a_stop_that_has_found_something, a_seed_replays_exactly, on_one_node,
-                  low_latency_across_nodes, high_throughput_across_nodes, high_throughput_with_split_memory,
-                  anything_without_faults, anything_with_faults, a_rank_that_stops_is_named, faults_in_a_recovery,
-                  many_ranks)
+                  a_seed_of_a_stop_that_has_found_something, a_seed_of_a_delay_that_has_found_something,
+                  a_seed_replays_exactly, on_one_node, low_latency_across_nodes, high_throughput_across_nodes,
+                  high_throughput_with_split_memory, anything_without_faults, anything_with_faults,
+                  a_rank_that_stops_is_named, faults_in_a_recovery, many_ranks)

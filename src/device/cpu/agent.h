@@ -46,8 +46,6 @@ extern const struct cpu_env cpu_thread_env;
 /* The simulation's while it runs (util/runtime.h), else cpu_thread_env. */
 const struct cpu_env *cpu_env_current(void);
 
-enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2, WAIT_LEFT = 3 /* of wait_aloud() alone */ };
-
 /*
  * Waits until *word >= target (acquire; pairs with the release of whoever advances it). Words count modulo 2^64: they
  * are compared by their difference. Spins briefly, then sleeps on the agent's bell through env. Looks at *abort_word

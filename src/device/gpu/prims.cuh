@@ -91,8 +91,6 @@ KFN lanes_t lanes_below(void)
     return ((lanes_t)1 << lane_id()) - 1;
 }
 
-enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2, WAIT_LEFT = 3 /* of wait_aloud() alone */ };
-
 /* Not unrolled: most of these loops have one round or two, and code that runs once comes from memory, line by line. */
 #define ROLLED AG_ROLLED
 #define AG_EACH(ag, type, i, n) \
