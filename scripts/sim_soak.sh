@@ -53,6 +53,24 @@ field() { # name: of the JSON line on stdin, the only one
     sed -n "s/.*\"$1\": \"\{0,1\}\([0-9.]*\).*/\1/p"
 }
 
+# A chunk without a result: which of its seeds crashes? Where none does the program was stopped: nothing is recorded,
+# and the next run begins with this chunk.
+run_singly() { # mode faults from
+    local seed rc crashed=0
+    for seed in $(seq "$3" $(($3 + chunk - 1))); do
+        rc=0
+        nice "$epx" sim --seeds 1 --from "$seed" --mode "$1" --faults "$2" >/dev/null 2>&1 || rc=$?
+        [ $rc -gt 1 ] || continue
+        crashed=$((crashed + 1))
+        echo "FAILED $1 $2 $seed the program ended with status $rc" | tee -a "$record" >&2
+    done
+    if [ $crashed -eq 0 ]; then
+        echo "sim_soak: $epx sim --mode $1 --faults $2 --from $3 gave no result" >&2
+        exit 1
+    fi
+    echo "$1 $2 $3 $chunk $crashed 0 0 0 0 $(sha256sum "$epx" | cut -c1-12)" >>"$record"
+}
+
 run_chunk() { # mode faults
     local from json errors version
     from=$(next_seed "$1" "$2")
@@ -60,12 +78,10 @@ run_chunk() { # mode faults
     version=$(sha256sum "$epx" | cut -c1-12)
     json=$(nice "$epx" sim --seeds "$chunk" --from "$from" --mode "$1" --faults "$2" --keep-going --json \
         2>"$errors") || true
-    # It crashed, or was stopped: nothing is recorded, and the next run begins with this chunk.
     if [ -z "$(echo "$json" | field seeds)" ]; then
-        cat "$errors" >&2
         rm -f "$errors"
-        echo "sim_soak: $epx sim --mode $1 --faults $2 --from $from gave no result" >&2
-        exit 1
+        run_singly "$1" "$2" "$from"
+        return
     fi
     sed -n "s/^epx sim: seed \([0-9]*\) failed: \(.*\)/FAILED $1 $2 \1 \2/p" "$errors" | cut -c1-400 |
         tee -a "$record" >&2

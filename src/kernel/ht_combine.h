@@ -115,11 +115,11 @@ KFN_STEP void hc_all_read(struct agent *ag, const struct ht_combine_params *p, u
 KFN_STEP int hc_turn(struct agent *ag, const struct ht_combine_params *p, int turn)
 {
     const struct group_dev *g = p->g;
-    const struct hc_desc *descs = hc_descs(ag, g);
+    const struct hc_desc *descs;
     const int many = ht_turn(p->h), first = turn * many;
     const int relayed = hc_relay_first(p, turn), end = hc_relay_end(p, turn);
 
-    if (hc_relay_turn(ag, p, descs, relayed, end, 0))
+    if (hc_take_descs(ag, g, &descs) || hc_relay_turn(ag, p, descs, relayed, end, 0))
         return 1;
 #if AG_STAGED
     hc_sum_turn(ag, p, descs, first - many, many);
@@ -201,7 +201,10 @@ KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
             return 1;
 #endif
     } else if (!p->nodes) {
-        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, 0, last ? p->h->state->ntokens : 0, 0);
+        const struct hc_desc *descs;
+        if (hc_take_descs(ag, p->g, &descs))
+            return 1;
+        hc_sum_tokens(ag, p, descs, 0, 0, last ? p->h->state->ntokens : 0, 0);
     } else {
 #if AG_STAGED
         if (hc_turn(ag, p, stage_turn(ag)))

@@ -14,10 +14,32 @@ KFN struct hc_desc *hc_desc_of(const struct group_dev *g, int rank)
     return (struct hc_desc *)node_desc_at(g, rank, g->ht.combine_descs, sizeof(struct hc_desc));
 }
 
-/* See ht_block_descs(). */
-KFN const struct hc_desc *hc_descs(struct agent *ag, const struct group_dev *g)
+/* The descriptors of the node, by rank, for the sums that follow; *descs NULL: where they are. Non-zero: failed.
+ *
+ * With masks the others may have gone on without this rank, which slept: what it reads of them is of a later operation
+ * then, and no address follows from it. They set its abort word first. On a GPU nobody looks, see lc_is_stale(). */
+KFN_STEP int hc_take_descs(struct agent *ag, const struct group_dev *g, const struct hc_desc **descs)
 {
-    return (const struct hc_desc *)ht_block_descs(ag, g, g->ht.combine_descs, sizeof(struct hc_desc));
+#if AG_ONE_LANE
+    struct hc_desc *copy = NULL;
+
+    *descs = NULL;
+    if (!has_masks(g))
+        return 0;
+    copy = (struct hc_desc *)ag_scratch(ag, (size_t)g->nranks * sizeof(*copy));
+    if (!copy)
+        return fail_all(ag, g, KSTATUS_MEMORY, PHASE_HC_DATA, -1, g->nranks, 0);
+    for (int i = 0; i < g->node_size; i++)
+        if (is_active(g, node_rank(g, i))) /* the heap of one that has gone is not mapped */
+            copy[node_rank(g, i)] = *hc_desc_of(g, node_rank(g, i));
+    *descs = copy;
+    return ag_look_behind(&control_of(g, g->rank)->abort_word)
+               ? wait_failed(ag, g, WAIT_ABORTED, PHASE_HC_DATA, -1, -1, 0, 0)
+               : 0;
+#else
+    *descs = (const struct hc_desc *)ht_block_descs(ag, g, g->ht.combine_descs, sizeof(struct hc_desc));
+    return 0;
+#endif
 }
 
 KFN const struct hc_desc *hc_desc_for(const struct group_dev *g, const struct hc_desc *descs, int rank)

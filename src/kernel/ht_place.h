@@ -6,8 +6,9 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
-/* The descriptors of the node at `descs` of a heap, which do not change any more, in memory of the block, by rank; NULL
- * where it has none. */
+/* The descriptors of the node's active ranks at `descs` of a heap, which do not change any more, in memory of the
+ * block, by rank; NULL where it has none. The heap of one that has gone may have signals alone (map_stand_ins() of
+ * group/joiner.c). */
 KFN const char *ht_block_descs(struct agent *ag, const struct group_dev *g, uint64_t descs, size_t bytes)
 {
 #if AG_BLOCKS
@@ -18,7 +19,7 @@ KFN const char *ht_block_descs(struct agent *ag, const struct group_dev *g, uint
         return NULL;
     AG_EACH_BLOCK(ag, int, i, g->nranks *words)
     {
-        if (is_local(g, i / words))
+        if (is_local(g, i / words) && is_active(g, i / words))
             memory[i] = ((const int32_t *)node_desc_at(g, i / words, descs, bytes))[i % words];
     }
     ag_block_any(ag, 0);

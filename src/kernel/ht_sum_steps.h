@@ -58,11 +58,13 @@ KFN_STEP int hc_step(struct agent *ag, const struct ht_combine_params *p, int k)
     const struct group_dev *g = p->g;
     const int each = g->ht.sum_tokens, ntokens = p->h->state->ntokens, first = (k - 2) * each;
     const int end = first + each < ntokens ? first + each : ntokens;
-    const struct hc_desc *descs = hc_descs(ag, g);
+    const struct hc_desc *descs;
 
+    if (hc_take_descs(ag, g, &descs)) /* agents of a block meet there: none has failed in this step yet */
+        return 1;
     if (k == 0)
         hc_show_routes(ag, p);
-    if (p->nodes && hc_step_requests(ag, p, k))
+    if (p->nodes && block_decides(ag, hc_step_requests(ag, p, k))) /* the block meets again in hc_push() */
         return 1;
     if (k > 0 && hc_push(ag, p, k))
         return 1;

@@ -269,8 +269,9 @@ static void many_ranks(void **state)
  * a rank which had failed used for something else; a group without high throughput wrote down more sources of a relay
  * than it had room for. Of the next nine, three combined memory of ranks of their node that had given up without
  * telling them; one received rows that the network read after their rank had given up; in five a rank masked itself,
- * while it waited for its own agents. In the last one the oracle was wrong: large rows that cancel left less than the
- * rounding of the sums between. */
+ * while it waited for its own agents. Then the oracle was wrong: large rows that cancel left less than the rounding of
+ * the sums between. In the last one a rank that was left out in a combine followed the descriptor of a later operation
+ * out of its memory. */
 static void seeds_that_have_found_something(void **state)
 {
     static const struct {
@@ -289,7 +290,8 @@ static void seeds_that_have_found_something(void **state)
                  {1339773862, BOTH},
                  {1339779666, BOTH},
                  {1339784452, BOTH},
-                 {120000000344, EPX_LOW_LATENCY}};
+                 {120000000344, EPX_LOW_LATENCY},
+                 {269000000595, BOTH}};
 
     (void)state;
     for (size_t i = 0; i < sizeof(seeds) / sizeof(*seeds); i++)
