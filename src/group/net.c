@@ -53,22 +53,37 @@ static int is_masked(const struct epx_group *group, int peer)
     return group->set.enable_mask && peer >= 0 && mask_read(group, peer, &active) == EPX_OK && !active;
 }
 
-/* From a proxy thread: what kernels do in fail_all(). A peer that ends after a failure of which this rank has heard is
- * not the cause. */
+/* Whether a deadline has masked this rank. Where the mask is in GPU memory, what the kernel has told the host: that of
+ * the first such rank. */
+static int lost_by_deadline(const struct epx_group *group, int rank)
+{
+    const struct error_record *e = group->error;
+
+    if (group->device->ops->caps & DEVICE_HOST_ACCESS)
+        return mask_by_deadline(group, rank);
+    return __atomic_load_n(&e->state, __ATOMIC_ACQUIRE) == ERROR_SET && /* pairs with the release in report() */
+           e->status == EPX_ERR_TIMEOUT && e->detail[0] == 1 && e->peer == rank;
+}
+
+/* Is the loss of a peer news? A peer that ends after a failure of which this rank has heard is not the cause. */
+static int is_news(struct epx_group *group, int masked, const char *text)
+{
+    const char *known = masked ? "it is masked" : abort_word(group) ? "the group has failed before" : NULL;
+
+    if (known)
+        log_line(LOG_INFO, "%s; %s", text, known);
+    return !known;
+}
+
+/* From a proxy thread: what kernels do in fail_all(). */
 static void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
 {
     struct epx_group *group = context;
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
         return; /* nothing is outstanding, and a peer that finished first may have closed its endpoints */
-    if (status == EPX_ERR_PEER && is_masked(group, peer)) {
-        log_line(LOG_INFO, "%s; it is masked", text);
+    if (status == EPX_ERR_PEER && !is_news(group, is_masked(group, peer), text))
         return;
-    }
-    if (status == EPX_ERR_PEER && abort_word(group)) {
-        log_line(LOG_INFO, "%s; the group has failed before", text);
-        return;
-    }
     log_line(LOG_WARN, "%s", text);
     error_record_net(group, status, peer, expected, seen, text);
     /* With masks the wait for that rank reaches its deadline, and masks it: at once where this rank has given it up.
@@ -78,6 +93,23 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
     if (group->set.enable_mask && status == EPX_ERR_PEER)
         return;
     group_abort(group, status, status == EPX_ERR_PEER || status == EPX_ERR_MISMATCH ? peer : -1);
+}
+
+/* From a proxy thread, with masks: what this rank has given up is of high throughput, which nobody goes on without.
+ * This rank may need nothing of that one, and its own operation be good: but that one waits in vain, and others for it.
+ * So the operation ends on all ranks, as where there are no masks; also where low latency has masked that one before,
+ * at its own deadline. Whoever masks a rank by hand means to go on without it. */
+static void on_given_up(void *context, int peer, int error, const char *text)
+{
+    struct epx_group *group = context;
+
+    if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
+        return; /* before it looks at anything: a proxy that was abandoned may come back late */
+    if (!is_news(group, is_masked(group, peer) && !lost_by_deadline(group, peer), text))
+        return;
+    log_line(LOG_WARN, "%s", text);
+    error_record_net(group, EPX_ERR_PEER, peer, 0, error, text);
+    group_abort(group, EPX_ERR_PEER, peer);
 }
 
 /* From a proxy thread: a rank of another node says who has failed (put_abort() in kernel/put.h), or whom it waits for:
@@ -106,18 +138,6 @@ static uint32_t on_ask(void *context, int rank)
     if (word && !(word & ABORT_LEFT_OUT))
         return alarm_of_abort(word);
     return ALARM(WAITS_PEER(waits) & (KERNEL_MAX_RANKS - 1), ALARM_REPLY + (int)(WAITS_BEAT(waits) % ALARM_BEATS));
-}
-
-/* Whether a deadline has masked this rank. Where the mask is in GPU memory, what the kernel has told the host: that of
- * the first such rank. */
-static int lost_by_deadline(const struct epx_group *group, int rank)
-{
-    const struct error_record *e = group->error;
-
-    if (group->device->ops->caps & DEVICE_HOST_ACCESS)
-        return mask_by_deadline(group, rank);
-    return __atomic_load_n(&e->state, __ATOMIC_ACQUIRE) == ERROR_SET && /* pairs with the release in report() */
-           e->status == EPX_ERR_TIMEOUT && e->detail[0] == 1 && e->peer == rank;
 }
 
 /* From a proxy thread: something came from `rank`, or this rank says goodbye. A rank that was masked by hand may become
@@ -257,6 +277,10 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
         o.bell = &((struct control *)group->heap.base)->bell;
     o.windows = group->watch ? watch_windows(group->watch) : NULL;
     o.on_error = on_error;
+    if (group->set.enable_mask) {
+        o.on_given_up = on_given_up;
+        o.missable = signal_missable;
+    }
     o.alarm_kind = SIG_ABORT;
     o.on_alarm = on_alarm;
     o.on_ask = on_ask;

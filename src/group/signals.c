@@ -30,6 +30,9 @@ static const struct {
 #define SIGNAL_SUM(kind, operation, counts, flow, owed, maskable, text) [SIG_##kind] = COUNTS_##counts == COUNTS_ROWS,
 const uint8_t signal_sums[SIG_COUNT] = {SIGNALS(SIGNAL_SUM)};
 
+#define SIGNAL_MISSABLE(kind, operation, counts, flow, owed, maskable, text) [SIG_##kind] = (maskable),
+const uint8_t signal_missable[SIG_COUNT] = {SIGNALS(SIGNAL_MISSABLE)};
+
 const char *phase_name(int phase)
 {
     return phase >= 0 && phase < PHASE_COUNT ? phase_texts[phase] : "unknown";

@@ -11,6 +11,8 @@ const char *phase_name(int phase);
 extern const uint8_t signal_flows[SIG_COUNT];
 /* [SIG_COUNT]: 1 = counts rows, and its aggregate is the sum over the peers; 0 = the least of them. */
 extern const uint8_t signal_sums[SIG_COUNT];
+/* For proxy_options.missable: whether ranks go on without one that misses such signals. */
+extern const uint8_t signal_missable[SIG_COUNT];
 /* May `kind` from `rank` still be on its way when this rank's operations have completed? */
 int signal_is_owed(const struct epx_group *group, int kind, int rank);
 /* The value of a signal of every peer when nothing is outstanding after these epochs: the word in the heap, which

@@ -160,7 +160,11 @@ void report_loss(struct proxy_thread *t, const struct peer *peer)
         return;
     }
     snprintf(text, sizeof(text), "the network (%s) lost rank %d: %s", t->ops->name, peer->rank, strerror(peer->error));
-    if (o->on_error && !peer->left)
+    if (peer->left)
+        return;
+    if (o->on_given_up && peer->missed)
+        o->on_given_up(o->context, peer->rank, peer->error, text);
+    else if (o->on_error)
         o->on_error(o->context, EPX_ERR_PEER, peer->rank, 0, peer->error, text);
 }
 

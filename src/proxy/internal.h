@@ -45,6 +45,7 @@ struct posted {
     uint8_t count;      /* commands in it */
     uint8_t open;       /* not completed yet */
     uint8_t flow;
+    uint8_t kind; /* of its counter */
 };
 
 struct window {
@@ -76,6 +77,7 @@ struct peer {
     uint8_t heard;      /* something has come from it */
     uint8_t needed;     /* a command for it has come */
     uint8_t asked;      /* a question was sent to it */
+    uint8_t missed;     /* it is dead, and a put was given up that cannot be missed (options.missable) */
     uint8_t left;       /* it has said goodbye: nothing is sent to it, and its loss is none */
     int error;          /* errno of its loss */
     uint64_t lost_ns;
@@ -333,23 +335,25 @@ static inline int limits_allow(const struct proxy_thread *t, uint64_t bytes, int
     return t->by_flow[flow] < t->messages_max[flow];
 }
 
-static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint32_t bytes, int flow, uint32_t commands)
+static inline void window_posted(struct proxy_thread *t, struct peer *peer, const struct pending *p)
 {
+    const uint32_t bytes = (uint32_t)(p->end - p->source);
     struct window *w = &peer->window;
     struct posted *posted = &peer->posted[peer->next & (t->depth - 1)];
 
     w->bytes += bytes;
     w->messages++;
-    w->by_flow[flow]++;
-    t->by_flow[flow]++;
+    w->by_flow[p->flow]++;
+    t->by_flow[p->flow]++;
     t->bytes_in_flight += bytes;
     t->messages_in_flight++;
     posted->at_ns = t->now_ns;
     posted->bytes = bytes;
     posted->ahead_kib = (uint32_t)(w->bytes >> 10);
-    posted->count = (uint8_t)commands;
+    posted->count = p->count;
     posted->open = 1;
-    posted->flow = (uint8_t)flow;
+    posted->flow = p->flow;
+    posted->kind = (uint8_t)COUNTER_KIND(p->counter);
     peer->next++;
 }
 

@@ -37,17 +37,61 @@ void commands_drop(struct proxy_thread *t, const struct peer *peer, uint64_t com
     count_sent(t, peer, commands);
 }
 
-void peer_lost(struct proxy_thread *t, struct peer *peer, int error, int reads)
+/* A put to this peer is given up, of so many commands; an alarm has none. That a peer which has ended or was cut off
+ * misses something those that wait for it find out. One that only sleeps may wait for it in vain. */
+static void put_missed(const struct proxy_thread *t, struct peer *peer, uint32_t kind, uint32_t commands)
+{
+    const uint8_t *missable = t->group->options.missable;
+
+    if (missable && commands && !missable[kind] && peer->error == ETIMEDOUT)
+        peer->missed = INJECT_BUG(BUG_MISSED, 0, 1);
+}
+
+static void pending_missed(struct proxy_thread *t, struct peer *peer)
 {
     uint32_t i;
 
+    for (i = peer->head; i != peer->tail; i++) {
+        const struct pending *p = &peer->queue[i & (t->depth - 1)];
+
+        put_missed(t, peer, COUNTER_KIND(p->counter), p->count);
+        commands_drop(t, peer, p->count);
+    }
+    peer->head = peer->tail;
+}
+
+static void posted_missed(const struct proxy_thread *t, struct peer *peer)
+{
+    uint64_t i;
+
+    for (i = peer->oldest; i != peer->next; i++) {
+        const struct posted *posted = &peer->posted[i & (t->depth - 1)];
+
+        if (posted->open)
+            put_missed(t, peer, posted->kind, posted->count);
+    }
+}
+
+/* A command for a peer that is lost or has left, or after a stop. A loss that was none to others may be one now. */
+static void command_missed(struct proxy_thread *t, struct peer *peer, uint32_t counter)
+{
+    const int before = peer->missed;
+
+    commands_drop(t, peer, 1);
+    if (peer->dead && !t->stopping)
+        put_missed(t, peer, COUNTER_KIND(counter), 1);
+    if (peer->missed && !before && !peer->unreported)
+        report_loss(t, peer);
+}
+
+void peer_lost(struct proxy_thread *t, struct peer *peer, int error, int reads)
+{
     if (peer->dead)
         return;
     peer->dead = 1;
     peer->error = error;
-    for (i = peer->head; i != peer->tail; i++)
-        commands_drop(t, peer, peer->queue[i & (t->depth - 1)].count);
-    peer->head = peer->tail;
+    pending_missed(t, peer);
+    posted_missed(t, peer);
     if (reads)
         window_keep(t, peer);
     else
@@ -370,7 +414,7 @@ static int take_commands(struct proxy_thread *t)
         if (peer && !peer->needed)
             peer_needed(t, peer);
         if (peer && (peer->dead || peer->left || t->stopping)) {
-            commands_drop(t, peer, 1);
+            command_missed(t, peer, f.counter);
         } else if (peer && (t->blocked = !enqueue_command(t, peer, f))) {
             t->blocked_by = peer->rank;
             break;
@@ -418,7 +462,7 @@ static int post(struct proxy_thread *t, struct peer *peer, const struct pending 
             peer_lost(t, peer, -result, 0);
         return 0;
     }
-    window_posted(t, peer, bytes, p->flow, p->count);
+    window_posted(t, peer, p);
     return 1;
 }
 

@@ -52,6 +52,7 @@ struct proxy_options {
     const uint8_t *sums;   /* [kinds] with aggregates: 1 = the sum */
     int kinds, slots;
     const uint8_t *flows;         /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
+    const uint8_t *missable;      /* [kinds], with on_given_up: 1 = others go on without a rank that misses such puts */
     int alarm_kind;               /* with on_alarm: this kind has no counters, but is a question (kernel/command.h) */
     const uint8_t *relays;        /* [nranks] or NULL: 1 = told of aborts that this rank has heard of from others */
     int grace_ms;                 /* a lost peer is reported so much later (alarm.c) */
@@ -63,6 +64,9 @@ struct proxy_options {
     uint64_t ring_start; /* first value of the ring counters: 0, except in tests of their wrap-around */
     /* An error on the group: called once per distinct fault, from a proxy thread. status is an epx_status. */
     void (*on_error)(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text);
+    /* In the place of on_error: the network lost `peer` because nothing came of it until the deadline (ETIMEDOUT), and
+     * a put to it was given up that is not missable. NULL = on_error. It may follow on_error, with a later put. */
+    void (*on_given_up)(void *context, int peer, int error, const char *text);
     /* An alarm came from `rank`; called from a proxy thread. NULL = no such kind. */
     void (*on_alarm)(void *context, int rank, uint32_t alarm);
     /* `rank` asks whom this rank waits for: the alarm to answer with. Likewise; needs on_alarm. */

@@ -362,6 +362,100 @@ static void a_doorbell_that_must_wait_is_rung_later(void **state)
     assert_int_equal(s->ranks[0].errors, 0);
 }
 
+/* ---- What cannot be missed ----------------------------------------------------------------------------------- */
+
+static int given_up; /* by rank 0: how often */
+
+static void on_given_up(void *context, int peer, int error, const char *text)
+{
+    assert_int_equal(peer, 2);
+    assert_int_equal(error, ETIMEDOUT);
+    assert_non_null(strstr(text, "lost rank 2"));
+    given_up += ((struct rank *)context)->proxies != NULL;
+}
+
+/* Rank 0 has a put to rank 2 in flight, and one that is pending, of these kinds; then it loses rank 2. */
+static struct proxy_fixture *lose_with(void **state, uint32_t posted, uint32_t pending, int error, int grace_ms)
+{
+    static const uint8_t missable[KINDS] = {0, 1};
+    struct proxy_fixture *s = *state;
+
+    given_up = 0;
+    s->options.on_given_up = on_given_up;
+    s->options.missable = missable;
+    s->options.grace_ms = grace_ms;
+    s->chaos.hold = 1;
+    proxy_fixture_open(s, RANKS, 1);
+    push(s, 0, 2, COUNTER(posted, 0), 0, 0, 16);
+    step(s, 0);
+    s->chaos.refuse[2] = EAGAIN;
+    push(s, 0, 2, COUNTER(pending, 0), 64, 64, 16);
+    step(s, 0);
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 2, .error = error});
+    step(s, 0);
+    return s;
+}
+
+static void a_put_in_flight_that_cannot_be_missed_is_reported(void **state)
+{
+    struct proxy_fixture *s = lose_with(state, 0, 1, ETIMEDOUT, 0);
+
+    assert_int_equal(given_up, 1);
+    push(s, 0, 2, COUNTER(0, 0), 0, 0, 16);
+    step(s, 0);
+    assert_int_equal(given_up, 1); /* once */
+    assert_int_equal(s->ranks[0].errors, 0);
+    assert_int_equal(s->ranks[0].sent[2], 3);
+}
+
+static void so_is_a_pending_one(void **state)
+{
+    struct proxy_fixture *s = lose_with(state, 1, 0, ETIMEDOUT, 0);
+
+    assert_int_equal(given_up, 1);
+    assert_int_equal(s->ranks[0].errors, 0);
+}
+
+static void so_is_one_that_comes_later(void **state)
+{
+    struct proxy_fixture *s = lose_with(state, 1, 1, ETIMEDOUT, 0);
+
+    assert_int_equal(given_up, 0);
+    assert_int_equal(s->ranks[0].errors, 1);
+    push(s, 0, 2, COUNTER(1, 0), 0, 0, 16);
+    step(s, 0);
+    assert_int_equal(given_up, 0);
+    push(s, 0, 2, COUNTER(0, 0), 0, 0, 16);
+    step(s, 0);
+    assert_int_equal(given_up, 1);
+    assert_int_equal(s->ranks[0].errors, 1);
+}
+
+/* Who has failed itself, or was told so meanwhile, says nothing else. */
+static void all_of_that_waits_for_the_grace_period(void **state)
+{
+    struct proxy_fixture *s = lose_with(state, 1, 1, ETIMEDOUT, 100);
+
+    push(s, 0, 2, COUNTER(0, 0), 0, 0, 16);
+    step(s, 0);
+    assert_int_equal(given_up + s->ranks[0].errors, 0);
+    s->chaos.now_ns += 100 * MS;
+    step(s, 0);
+    assert_int_equal(given_up, 1);
+    assert_int_equal(s->ranks[0].errors, 0);
+}
+
+/* One that finds its connections reset may have slept: it must not end the operations of those that gave it up. */
+static void a_peer_that_was_not_given_up_is_only_lost(void **state)
+{
+    struct proxy_fixture *s = lose_with(state, 0, 0, ECONNRESET, 0);
+
+    push(s, 0, 2, COUNTER(0, 0), 0, 0, 16);
+    step(s, 0);
+    assert_int_equal(given_up, 0);
+    assert_int_equal(s->ranks[0].errors, 1);
+}
+
 /* ---- Who leaves --------------------------------------------------------------------------------------------- */
 
 static int goodbyes;
@@ -649,7 +743,9 @@ UNIT_TESTS_EACH(setup, teardown, a_command_of_another_version_is_refused, an_unk
                 a_completion_of_nothing_is_reported_and_changes_nothing, a_put_that_fails_loses_the_peer_and_no_other,
                 a_peer_that_the_network_loses_is_named, what_a_lost_peer_never_completes_counts_as_sent,
                 what_may_still_be_read_does_not_count_as_sent, nor_does_it_where_others_go_on,
-                what_may_still_be_read_keeps_nobody_waiting,
+                what_may_still_be_read_keeps_nobody_waiting, a_put_in_flight_that_cannot_be_missed_is_reported,
+                so_is_a_pending_one, so_is_one_that_comes_later, all_of_that_waits_for_the_grace_period,
+                a_peer_that_was_not_given_up_is_only_lost,
                 an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied,
                 what_an_endpoint_that_breaks_has_posted_is_read_until_it_is_closed, an_endpoint_says_why_it_breaks,
                 a_doorbell_that_must_wait_is_rung_later, a_peer_that_has_said_goodbye_is_not_lost,

@@ -372,6 +372,38 @@ static void a_seed_of_a_stop_that_has_found_something(void **state)
               (struct sim_case_options){.modes = BOTH, .faults = SIM_FAULT_STOP});
 }
 
+/* The same with late ranks that receive nothing while they have stopped. In the first four, in networks that cannot
+ * shut a connection, others gave up their puts to such a rank, and counted them as sent, for they go on without it:
+ * their dispatch ended well. When the rank went on it got what they had stored there since, and its own dispatch ended
+ * well, too. Where connections are shut, it waited for those that had given it up, and they for it, or for its node. In
+ * the last four one had given it up, and was through with an operation of high throughput: its neighbours waited for
+ * the rank, and named the one that was well. */
+static void seeds_with_receivers_that_have_found_something(void **state)
+{
+    static const struct {
+        uint64_t seed;
+        int modes, stopped;
+    } seeds[] = {{285000030761, EPX_HIGH_THROUGHPUT, SIM_NET_READS},
+                 {285000030824, EPX_HIGH_THROUGHPUT, SIM_NET_READS},
+                 {285000030022, EPX_LOW_LATENCY, SIM_NET_READS},
+                 {285000030144, EPX_LOW_LATENCY, SIM_NET_READS},
+                 {285000012025, BOTH, SIM_NET_SHUTS},
+                 {285000023583, EPX_HIGH_THROUGHPUT, SIM_NET_SHUTS},
+                 {285000020336, EPX_LOW_LATENCY, SIM_NET_SHUTS},
+                 {285000020360, EPX_LOW_LATENCY, SIM_NET_SHUTS},
+                 {285000021672, EPX_LOW_LATENCY, SIM_NET_SHUTS},
+                 {292000000135, BOTH, SIM_NET_SHUTS},
+                 {296110018104, BOTH, SIM_NET_SHUTS},
+                 {296110019103, BOTH, SIM_NET_SHUTS},
+                 {296400003076, BOTH, SIM_NET_SHUTS}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(seeds) / sizeof(*seeds); i++)
+        run_seeds("seeds_with_receivers_that_have_found_something", seeds[i].seed, 1,
+                  (struct sim_case_options){
+                      .modes = seeds[i].modes, .faults = SIM_FAULT_LATE, .stopped = 1 + seeds[i].stopped});
+}
+
 /* The same with delays: a rank followed the words of one that had slept to one that had ended its group in order, and
  * that it had never met. It asked that one, found nobody, and named it. */
 static void a_seed_of_a_delay_that_has_found_something(void **state)
@@ -417,7 +449,8 @@ UNIT_TESTS_WITHIN(set_up, NULL, the_seed_decides_the_order, time_jumps_when_all_
                   what_does_not_end_is_ended, ranks_meet, the_living_do_not_wait_for_the_dead,
                   seeds_that_have_found_something, seeds_with_late_ranks_that_have_found_something,
                   seeds_of_a_recovery_that_have_found_something, seeds_of_a_join_that_have_found_something,
-                  a_seed_of_a_stop_that_has_found_something, a_seed_of_a_delay_that_has_found_something,
-                  a_seed_replays_exactly, on_one_node, low_latency_across_nodes, high_throughput_across_nodes,
-                  high_throughput_with_split_memory, anything_without_faults, anything_with_faults,
-                  a_rank_that_stops_is_named, faults_in_a_recovery, many_ranks)
+                  a_seed_of_a_stop_that_has_found_something, seeds_with_receivers_that_have_found_something,
+                  a_seed_of_a_delay_that_has_found_something, a_seed_replays_exactly, on_one_node,
+                  low_latency_across_nodes, high_throughput_across_nodes, high_throughput_with_split_memory,
+                  anything_without_faults, anything_with_faults, a_rank_that_stops_is_named, faults_in_a_recovery,
+                  many_ranks)

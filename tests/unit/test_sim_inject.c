@@ -217,6 +217,15 @@ static void a_rank_that_goes_on_while_the_network_reads_is_found(void **state)
     is_found_with(BUG_GOES_ON, &options, "");
 }
 
+/* Rare: of 20,000 seeds of this network two find it. */
+static void a_rank_that_gives_up_puts_and_tells_nobody_is_found(void **state)
+{
+    const struct sim_case_options options = {.modes = BOTH, .faults = SIM_FAULT_LATE, .stopped = 1 + SIM_NET_SHUTS};
+
+    (void)state;
+    is_found_from(BUG_MISSED, &options, 296110018101, "and neither was late");
+}
+
 static void a_late_rank_that_writes_into_reused_memory_is_found(void **state)
 {
     (void)state;
@@ -342,6 +351,7 @@ UNIT_TESTS_WITHIN(set_up, NULL, without_a_bug_nothing_is_found, a_missing_wait_f
                   a_rank_that_gives_up_in_silence_is_found, a_missing_look_at_the_abort_word_is_found,
                   memory_reused_before_the_network_has_read_it_is_found,
                   puts_that_are_given_up_and_still_read_are_found, a_rank_that_goes_on_while_the_network_reads_is_found,
+                  a_rank_that_gives_up_puts_and_tells_nobody_is_found,
                   a_late_rank_that_writes_into_reused_memory_is_found,
                   an_agent_that_is_taken_for_one_that_still_writes_is_found,
                   rows_that_return_to_where_a_masked_rank_puts_some_are_found, halves_for_rows_of_one_size_are_found,
