@@ -675,7 +675,9 @@ EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
  * only epx_mask_clean makes it active again (epx_mask_update returns EPX_ERR_USAGE). Low latency uses each rank's own
  * mask. High throughput needs a mask that all ranks agree on: after a rank was masked, its operations fail until
  * epx_group_error_clear. A rank that epx_mask_update masks must be dead or idle until epx_group_error_clear: if it
- * still runs, it may write into memory of its node. One that was masked by a deadline writes nothing any more.
+ * still runs, it may write into memory of its node. One that was masked by a deadline writes nothing any more. The
+ * low-latency dispatch whose deadline has masked a rank of the node may count rows of it that it has not written: their
+ * content, src_rank and src_token are what was there before. What comes from other ranks is complete.
  */
 EPX_API epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream);
 EPX_API epx_status epx_mask_update(epx_group *group, const int32_t *host_mask, epx_stream stream);

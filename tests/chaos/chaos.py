@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Does bad things to jobs, one after the other, and checks after each that what must hold did (docs/testing.md).
+"""Does bad things to jobs, one after the other, and checks after each that what must hold did (docs/chaos.md).
 
     chaos.py --build BUILD [--seconds S] [--seed N] [--only EVENT,...] [--python PROGRAM]
 
@@ -155,7 +155,7 @@ class Job:
             environment = dict(os.environ, RANK=str(r), WORLD_SIZE=str(RANKS), MASTER_ADDR=ADDRESSES[0],
                                MASTER_PORT=str(self.port), EPX_RANKS_PER_NODE=str(per), EPX_BOOT_TIMEOUT_MS="40000",
                                EPX_SOCKET_IFNAME="=eth0", EPX_NET="ofi:tcp", EPX_LOG="error", OMP_NUM_THREADS="1",
-                               EPX_SECRET="of this job alone, %d" % event.number,
+                               EPX_SECRET=event.secret,
                                EPX_LIBRARY=os.path.join(world.build, "libepx.so"))
             if event.nodes == 1:
                 environment.pop("EPX_RANKS_PER_NODE")
@@ -362,6 +362,28 @@ def event_stop(world, job):
     job.recover(job.ranks, list(range(RANKS)))
 
 
+def event_leave(world, job):
+    """Low latency with masks: a rank is killed, or stopped for longer than the deadline. The others go on without it,
+    with right results, or fail and name it; one that was stopped is told, and all that are left go on together."""
+    victim, kills = pick_victim(job), job.event.random.randrange(3) == 0
+    victim.process.send_signal(signal.SIGKILL if kills else signal.SIGSTOP)
+    others, well = job.survivors(), [str(victim.number), None]
+    job.wait(lambda rank: rank.said("masked") or rank.said("fault"), (2 * DEADLINE_MS + SLACK_MS) / 1000, others)
+    job.faults([rank for rank in others if rank.said("fault")], {victim.number})
+    for rank in others:
+        if rank.said("masked") not in well:
+            raise Wrong(f"rank {rank.number} has masked rank {rank.said('masked')}, not rank {victim.number}")
+    time.sleep(job.event.random.uniform(0, 0.3))
+    victim.process.send_signal(signal.SIGCONT)
+    if not kills:
+        job.wait(lambda rank: rank.said("fault"), END_S, [victim])
+    time.sleep(job.event.random.uniform(0, 0.3))
+    job.set(0, max(job.get(2 + rank.number) for rank in others) + 20)
+    job.wait(lambda rank: rank.said("rests") is not None or rank.said("fault"), END_S, others)
+    left = others if kills else job.ranks
+    job.recover(left, [rank.number for rank in left])
+
+
 def event_pause(world, job):
     """Ranks are stopped in turn, each for less than the deadline: nobody fails."""
     for _ in range(4):
@@ -449,12 +471,13 @@ def event_meeting(world, job):
     job.finish()
 
 
-EVENTS = {  # nodes, modes (with enable_mask: 1), before the job has started
+EVENTS = {  # nodes, modes (with enable_mask: 1; 2: ranks will be masked)
     "kill": (event_kill, (1, 2), ("ll 0", "ht 0", "ht 1")),
-    "stop": (event_stop, (1, 2), ("ll 0", "ht 0")),
+    "stop": (event_stop, (1, 2), ("ll 0", "ht 0", "ht 1")),
+    "leave": (event_leave, (1, 2), ("ll 2",)),
     "pause": (event_pause, (1, 2), ("ll 0", "ht 0", "ht 1")),
-    "freeze": (event_freeze, (1, 2), ("ll 0", "ht 0")),
-    "cut": (event_cut, (2,), ("ll 0", "ht 0")),
+    "freeze": (event_freeze, (1, 2), ("ll 0", "ht 0", "ht 1")),
+    "cut": (event_cut, (2,), ("ll 0", "ht 0", "ht 1")),
     "blink": (event_blink, (2,), ("ll 0", "ht 0")),
     "slow": (event_slow, (2,), ("ll 0", "ht 0")),
     "strangers": (event_strangers, (1, 2), ("ll 1", "ht 1")),
@@ -473,12 +496,16 @@ class Event:
         self.nodes = nodes[turn % len(nodes)]
         self.mode, mask = modes[(turn // len(nodes)) % len(modes)].split()
         self.mask = int(mask)
-        self.python = python and (number + turn) % 4 == 3
+        self.python = python and (number + turn) % 4 == 3 and mask != "2"  # in C they look behind the first error
+        self.secret = "of this job alone, %d" % number
+        if self.kind == "leave" and self.random.randrange(2):  # a connection that nobody knows is not shut
+            self.secret = "none"
         self.named = self.told = self.refused = 0
 
     def __str__(self):
-        return "%s %s, %d node%s%s%s" % (self.kind, self.mode, self.nodes, "s" * (self.nodes > 1),
-                                         ", masks" * self.mask, ", Python" * self.python)
+        return "%s %s, %d node%s%s%s%s" % (self.kind, self.mode, self.nodes, "s" * (self.nodes > 1),
+                                           ", masks" * (self.mask > 0), ", no secret" * (self.secret == "none"),
+                                           ", Python" * self.python)
 
 
 class Freezer:

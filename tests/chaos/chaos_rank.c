@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One rank of a job to which chaos.py does bad things (docs/testing.md), or one stranger.
+ * One rank of a job to which chaos.py does bad things (docs/chaos.md), or one stranger.
  *
- *     chaos_rank TABLE MODE MASK TIMEOUT_MS       MODE: ll, ht; MASK: enable_mask
+ *     chaos_rank TABLE MODE MASK TIMEOUT_MS       MODE: ll, ht; MASK: enable_mask; 2: ranks will be masked
  *     chaos_rank forge ADDRESS PORT...            writes of nothing with completion data, as ranks do for signals
  *     chaos_rank forge ADDRESS                    the same at every port of this host where somebody begins to listen
  *
@@ -12,6 +12,8 @@
  *     or "fault STATUS PEER MS TEXT"             --->    judges it; mends what can be mended
  *   waits for table.go                           <---    1: recover, -1: end
  *   epx_group_error_clear, more rounds
+ *     MASK 2: "masked RANK", and rounds without it until table.last; then "rests", waits for table.go as after a
+ *     fault, and all recover by epx_mask_clean
  *   "recovered RANKS"; "refused COUNT": what strangers sent; "ok" or "failed TEXT" comes last
  *
  * With CHAOS_LATE_MS a rank is slow to connect, so that a stranger who is quick has time to write before the last rank
@@ -31,6 +33,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "group/abort.h"
 #include "util/clock.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/forge.h"
@@ -39,6 +42,10 @@ enum { MOST_RANKS = 16, AFTER_ROUNDS = 8, AFTER = 100000, GO_S = 60 };
 
 struct table { /* chaos.py has the same, as 64-bit numbers */
     atomic_llong last, go, round[MOST_RANKS];
+};
+
+struct options {
+    int low, mask, leaves;
 };
 
 static void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -81,17 +88,76 @@ static int count_descriptors(void)
     return count;
 }
 
-static int one_round(struct fixture *s, int low, uint64_t *ns)
+/* ---- Low latency with masks: an operation that has masked a rank goes on, and an error tells of it -------------- */
+
+/* The operation that was issued has ended, and the group has not failed. *masked: who was masked meanwhile, or -1. */
+static int end_operation(struct fixture *s, epx_status status, int *masked)
+{
+    int32_t mask[MOST_RANKS];
+
+    (void)epx_stream_sync(s->group, NULL); /* an error that told of a masked rank stays */
+    if (status != EPX_OK || epx_mask_query(s->group, mask, NULL) != EPX_OK)
+        return fixture_fail(s, "low latency with masks");
+    (void)epx_stream_sync(s->group, NULL);
+    *masked = -1;
+    for (int r = 0; r < s->nranks; r++)
+        if (!mask[r] && s->ll_route.active[r])
+            *masked = r;
+    return abort_word(s->group) ? fixture_fail(s, "low latency with masks") : 0;
+}
+
+static void go_on_without(struct fixture *s, int rank)
+{
+    fixture_set_active(s, rank, 0);
+    report("masked %d", rank);
+}
+
+/* A dispatch that masks a rank of the node may count rows of it that it has not written; others have none of it. */
+static int check_dispatch(struct fixture *s, int masked)
+{
+    struct mismatch m;
+
+    if (masked < 0)
+        return fixture_check_ll_dispatch(s);
+    if (!oracle_check_layout(&s->ll_recv, &s->ll_info, &m)) {
+        fixture_fill_ll(s);
+        go_on_without(s, masked);
+        return 0;
+    }
+    go_on_without(s, masked);
+    return fixture_check_ll_dispatch(s);
+}
+
+static int one_masked_round(struct fixture *s)
+{
+    int masked;
+
+    fixture_refill(s);
+    if (epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK)
+        return fixture_fail(s, "epx_handle_update");
+    if (end_operation(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL), &masked) ||
+        check_dispatch(s, masked))
+        return -1;
+    if (end_operation(s, epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL), &masked))
+        return -1;
+    if (masked >= 0)
+        go_on_without(s, masked);
+    return fixture_check_ll_combine(s);
+}
+
+static int one_round(struct fixture *s, const struct options *o, uint64_t *ns)
 {
     const uint64_t begin = clock_ns();
-    const int rc = low ? fixture_ll(s) : fixture_ht(s);
+    const int rc = o->leaves ? one_masked_round(s) : o->low ? fixture_ll(s) : fixture_ht(s);
 
     *ns = clock_ns() - begin;
     return rc;
 }
 
+/* ---- Rounds ----------------------------------------------------------------------------------------------------- */
+
 /* 0: as many rounds as were asked for; 1: an operation failed, and a status said so; -1: wrong. */
-static int rounds(struct fixture *s, int low, struct table *table)
+static int rounds(struct fixture *s, const struct options *o, struct table *table)
 {
     uint64_t ns = 0;
 
@@ -100,22 +166,24 @@ static int rounds(struct fixture *s, int low, struct table *table)
         epx_status status;
 
         atomic_store(&table->round[s->rank], i);
-        if (!one_round(s, low, &ns)) {
+        if (!one_round(s, o, &ns)) {
             if (i == 0)
                 report("ready");
             continue;
         }
         status = epx_group_error(s->group, &info);
-        if (status == EPX_OK)
+        if (status == EPX_OK || (o->leaves && !abort_word(s->group)))
             return -1; /* EPX called it good */
         report("fault %d %d %llu %s", (int)status, info.peer, (unsigned long long)(ns / 1000000), info.message);
         return 1;
     }
-    return 0;
+    if (o->leaves)
+        report("rests");
+    return o->leaves;
 }
 
 /* With those that are left. */
-static int recover(struct fixture *s, int low, int mask, const struct table *table)
+static int recover(struct fixture *s, const struct options *o, const struct table *table)
 {
     const uint64_t until = clock_ns() + GO_S * 1000000000ull;
     int32_t active[MOST_RANKS];
@@ -126,11 +194,11 @@ static int recover(struct fixture *s, int low, int mask, const struct table *tab
         usleep(1000);
     if (atomic_load(&table->go) != 1)
         return 0;
-    if (epx_group_error_clear(s->group) != EPX_OK)
-        return fixture_fail(s, "epx_group_error_clear");
+    if ((o->leaves ? epx_mask_clean(s->group, NULL) : epx_group_error_clear(s->group)) != EPX_OK)
+        return fixture_fail(s, "the recovery");
     for (int r = 0; r < s->nranks; r++)
         active[r] = 1;
-    if (mask && (epx_mask_query(s->group, active, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK))
+    if (o->mask && (epx_mask_query(s->group, active, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK))
         return fixture_fail(s, "epx_mask_query");
     for (int r = 0; r < s->nranks; r++) {
         fixture_set_active(s, r, active[r]);
@@ -139,7 +207,7 @@ static int recover(struct fixture *s, int low, int mask, const struct table *tab
     }
     s->w.round = AFTER;
     for (int i = 0; i < AFTER_ROUNDS; i++)
-        if (one_round(s, low, &ns))
+        if (one_round(s, o, &ns))
             return -1;
     report("recovered %s", names);
     return 0;
@@ -155,7 +223,8 @@ static void report_refused(struct fixture *s)
 
 static int be_rank(char **argv)
 {
-    const int low = !strcmp(argv[2], "ll"), mask = atoi(argv[3]), fd = open(argv[1], O_RDWR);
+    const struct options o = {.low = !strcmp(argv[2], "ll"), .mask = atoi(argv[3]) != 0, .leaves = atoi(argv[3]) == 2};
+    const int fd = open(argv[1], O_RDWR);
     epx_group_config config = fixture_config(atoi(argv[4]));
     const int rank = atoi(getenv("RANK")), nranks = atoi(getenv("WORLD_SIZE")), before = count_descriptors();
     struct table *table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -164,14 +233,14 @@ static int be_rank(char **argv)
 
     if (table == MAP_FAILED || !s)
         return 1;
-    config.modes = low ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT;
-    config.enable_mask = mask;
+    config.modes = o.low ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT;
+    config.enable_mask = o.mask;
     config.ranks_per_node = getenv("EPX_RANKS_PER_NODE") ? atoi(getenv("EPX_RANKS_PER_NODE")) : 0; /* for the oracle */
     rc = fixture_open(s, rank, nranks, NULL, &config);
     if (!rc)
-        rc = rounds(s, low, table);
+        rc = rounds(s, &o, table);
     if (rc > 0)
-        rc = recover(s, low, mask, table);
+        rc = recover(s, &o, table);
     if (!rc)
         report_refused(s);
     if (rc)

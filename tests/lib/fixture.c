@@ -233,8 +233,15 @@ int fixture_check_ll_dispatch(struct fixture *s)
     if (oracle_check_layout(&s->ll_recv, &s->ll_info, &m) ||
         oracle_check_dispatch(&s->ll_recv, &data, &s->ll_out, NULL, FILL, &m))
         return complain(s, "low latency: %s", m.text);
-    oracle_fill_results(&s->ll_recv, &data, &s->ll_rows, NULL);
+    fixture_fill_ll(s);
     return 0;
+}
+
+void fixture_fill_ll(struct fixture *s)
+{
+    struct oracle_data data = oracle_data_workload(&s->w, EPX_BF16);
+
+    oracle_fill_results(&s->ll_recv, &data, &s->ll_rows, NULL);
 }
 
 int fixture_check_ll_combine(struct fixture *s)

@@ -60,6 +60,7 @@ void fixture_refill(struct fixture *s);
 /* Parts of fixture_ll: after a dispatch that was issued by hand. */
 int fixture_check_ll_dispatch(struct fixture *s);
 int fixture_check_ht_dispatch(struct fixture *s); /* fills ht_rows as fixture_ht_dispatch does */
+void fixture_fill_ll(struct fixture *s);          /* ll_rows holds the experts' results then; the check does it, too */
 int fixture_check_ll_combine(struct fixture *s);
 void fixture_set_active(struct fixture *s, int rank, int active);
 
