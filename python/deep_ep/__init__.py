@@ -2,7 +2,11 @@
 """DeepEP's interface over EPX: Buffer (V1), ElasticBuffer (V2) and HybridEPBuffer (Megatron-LM's), with the same names,
 arguments and results, on GPUs and CPUs, over any network."""
 
+import epx
 import torch
+
+if not hasattr(epx, "Group"):
+    raise ImportError("deep_ep: %s is another project's epx: pip uninstall epx, then pip install EPX's" % epx.__file__)
 
 from . import _C as _C  # programs use deep_ep._C without importing it
 from .buffer import Buffer

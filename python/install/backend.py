@@ -31,6 +31,12 @@ def _with_file(wheel: str, name: str, data: bytes) -> None:
     os.replace(wheel + ".new", wheel)
 
 
+def build_editable(*_arguments: Any) -> str:
+    """PEP 660's, refused: an editable wheel has no folder epx_deep_ep, and `import deep_ep` would find nothing."""
+    raise NotImplementedError("deep_ep: expected an installation without -e; to use the sources in place, run make and "
+                              "put the repository's folder python first in PYTHONPATH")
+
+
 def build_wheel(wheel_directory: str, config_settings: Optional[Dict[str, Any]] = None,
                 metadata_directory: Optional[str] = None) -> str:
     """PEP 517's."""

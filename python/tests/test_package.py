@@ -62,6 +62,27 @@ class Rules(unittest.TestCase):
         self.assertEqual({test for test in exist if test.startswith("ranks_elastic")} - named, set())
 
 
+class Distributions(unittest.TestCase):
+    def test_dependency_is_this_epx(self) -> None:
+        """PyPI has another project's epx: pip may take none but the version that this tree has."""
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        for name in ("pyproject.toml", os.path.join("nccl", "pyproject.toml")):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                self.assertIn('\ndependencies = ["epx==%s"]\n' % epx.__version__, file.read(), name)
+
+    def test_another_projects_epx_is_named(self) -> None:
+        code = """
+import sys, types
+sys.modules["epx"] = types.ModuleType("epx")
+sys.modules["epx"].__file__ = "/elsewhere/epx/__init__.py"
+try:
+    import deep_ep
+except ImportError as error:
+    print(error)
+"""
+        self.assertRegex(run(code), "^deep_ep: /elsewhere/epx/.* another project's epx: pip uninstall epx, then")
+
+
 class Imports(unittest.TestCase):
     def test_needs_neither_torch_nor_numpy(self) -> None:
         code = """
