@@ -120,7 +120,12 @@ class Group(HandleOwner, HeapOwner):
         self._bootstrap = bootstrap  # the C library may call it until the group is destroyed
         struct = _make_config(config)
         out = ctypes.c_void_p()
-        self._check_collective(lambda: call(ctypes.byref(out), ctypes.byref(struct)))
+        try:
+            self._check_collective(lambda: call(ctypes.byref(out), ctypes.byref(struct)))
+        except BaseException:
+            if out.value:  # Ctrl-C at the end
+                self._lib.epx_group_destroy(out.value)
+            raise
         self._address = out.value
         self._pid = os.getpid()
         self.info = self._query()
@@ -129,14 +134,9 @@ class Group(HandleOwner, HeapOwner):
         _living.add(self)
 
     def _check_collective(self, call: Callable[[], int]) -> None:
-        status, message = (call(), "") if self._bootstrap is not None else _interruptible(call)
-        if status and not message:
-            message = self._lib.epx_last_error().decode("utf-8", "replace")
-        error = self._bootstrap.take_error() if self._bootstrap is not None else None
-        if error is not None:
-            raise error
+        status, message = (self._bootstrap.run(call), "") if self._bootstrap is not None else _interruptible(call)
         if status:
-            raise make_error(status, message)
+            raise make_error(status, message or self._lib.epx_last_error().decode("utf-8", "replace"))
 
     def _query(self) -> GroupInfo:
         struct = _abi.GroupInfoStruct()

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import unittest
 import weakref
@@ -17,6 +18,7 @@ import numpy
 import torch
 
 import epx
+from epx import _rounds as rounds
 from epx import dlpack
 from epx._abi import TensorStruct
 from epx.tensors import describe
@@ -28,6 +30,68 @@ def described(tensor, dtype=None):
     describe("t", tensor, struct, dtype)
     n = struct.ndim
     return epx.DType(struct.dtype), list(struct.shape[:n]), list(struct.stride[:n])
+
+
+class SharedRounds(unittest.TestCase):
+    """Two threads of a process group, where an all-gather of one carries the part of the other."""
+
+    def failed(self, exchange, expected, told):
+        shared, one, other = rounds.Rounds(0, 2), rounds.Place(), rounds.Place()
+        shared._begin(other, b"of another thread")  # which is about to wait
+        with self.assertRaises(expected):
+            shared.gather(one, b"lost", exchange)
+        error = shared._wait_for(other.number, lambda _own: self.fail("waits for a part that is lost")).outcome
+        self.assertIsInstance(error, epx.EpxError)
+        self.assertIn(told, str(error))
+        for place in (one, other):
+            self.assertEqual(shared.gather(place, b"next", lambda own: [own, own]), [b"next", b"next"])
+
+    def test_both_threads_are_told(self) -> None:
+        self.failed(lambda _own: ["of the program", ()], epx.MismatchError, "all-gather of the program's own")
+
+    def test_interrupted(self) -> None:
+        self.failed(mock.Mock(side_effect=KeyboardInterrupt), KeyboardInterrupt, "interrupted in another")
+
+    def test_lost_parts(self) -> None:
+        """Rank 1 has gone on with a part that rank 0 never got: rank 0 begins again, and rank 1 is to follow."""
+        shared, place = rounds.Rounds(0, 2), rounds.Place()
+        with self.assertRaises(epx.PeerError):
+            shared.gather(place, b"", lambda own: [own, (rounds._WHAT, False, {1: ((0, 1), b"next")})])
+        self.assertEqual(place.at, (1, 0))
+        self.assertEqual(shared.gather(place, b"0", lambda own: [own, (rounds._WHAT, False, {1: ((1, 0), b"1")})]),
+                         [b"0", b"1"])
+
+
+class Interrupts(unittest.TestCase):
+    def test_in_callbacks(self) -> None:
+        """Ctrl-C at random moments of calls of the C library that call back is KeyboardInterrupt, always."""
+        boot, data, noise = epx.Bootstrap(0, 1, lambda data: [data]), ctypes.create_string_buffer(8), []
+        at = ctypes.addressof(data)
+        with mock.patch.object(sys, "unraisablehook", noise.append):
+            for _ in range(100):
+                timer = threading.Timer(0.001, os.kill, (os.getpid(), signal.SIGINT))
+                with self.assertRaises(KeyboardInterrupt):
+                    timer.start()
+                    while boot.run(lambda: boot._callback(None, at, at, 8)) == 0:
+                        pass
+                timer.join()
+                self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+        self.assertFalse(noise)
+
+    def test_at_the_end_of_create(self) -> None:
+        """The group was created, and is destroyed."""
+        created = []
+
+        def create(out, boot, config):
+            status = epx._library.load().epx_group_create(out, boot, config)
+            created.append(out._obj.value)
+            os.kill(os.getpid(), signal.SIGINT)
+            return status
+        with mock.patch.object(epx.group, "load", lambda: mock.Mock(epx_group_create=create)):
+            with self.assertRaises(KeyboardInterrupt):
+                epx.Group(epx.Bootstrap(0, 1, lambda data: [data]), num_experts=1, max_tokens_per_rank=1,
+                          max_hidden_bytes=16)
+        self.assertEqual(epx._library.load().epx_group_stats_reset(created[0]), epx.Status.ARGUMENT)
 
 
 class Descriptors(unittest.TestCase):
