@@ -77,10 +77,10 @@ class ElasticPool(Pool):
         """Returns a handle whose routing is no longer referenced."""
         self._free((handle.layout, handle.topk, handle.expert_alignment, handle.drop_rows > 0), in_graph).append(handle)
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Destroys the group."""
         self.plans.clear()
-        super().close()
+        super().close(wait)
 
 
 class ElasticRouting(Routing):
@@ -138,10 +138,10 @@ class ElasticEngine(Engine):
                 max_hidden_bytes=16, max_topk=1, alloc_bytes=4096, num_agents=1, timeout_ms=self.settings.timeout_ms)
         return group
 
-    def _close_small(self) -> None:
+    def _close_small(self, wait: bool = True) -> None:
         small, self._small = self._small, {}
         for group in small.values():
-            group.destroy()
+            group.destroy(wait)
 
     def recover(self) -> None:
         """Destroys the groups; the next calls create new ones."""
@@ -150,7 +150,7 @@ class ElasticEngine(Engine):
 
     def close(self, handles_too: bool) -> None:
         """Destroys the groups. Local."""
-        self._close_small()
+        self._close_small(wait=handles_too)
         super().close(handles_too)
 
 

@@ -111,10 +111,10 @@ class Engram:
         out[:, :rows.shape[0]] = rows.t()
         return out.as_strided(rows.shape, (1, out.shape[1]))
 
-    def close(self) -> None:
+    def close(self, wait: bool) -> None:
         """Destroys the group. Local."""
-        self._asks.close()
-        self._replies.close()
+        self._asks.close(wait)
+        self._replies.close(wait)
 
 
 def check_storage(engine: ElasticEngine, storage: Any, sf: Any, most_bytes: int) -> None:

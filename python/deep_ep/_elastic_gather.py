@@ -181,8 +181,8 @@ class Gathers:
             current.wait_stream(stream)
         return wait
 
-    def close(self) -> None:
+    def close(self, wait: bool) -> None:
         """Destroys the group. Local."""
         self._pending.clear()
         self._heap.close()
-        self._mover.close()
+        self._mover.close(wait)

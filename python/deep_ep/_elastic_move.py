@@ -60,11 +60,11 @@ class Mover:
         if self.device.type == "cpu":
             settle(self.group)
 
-    def close(self) -> None:
-        """Destroys the group. Local."""
+    def close(self, wait: bool) -> None:
+        """Destroys the group. Local. `wait`: see epx.Group.destroy()."""
         self._fixed.clear()
         self._free = None
-        self.group.destroy()
+        self.group.destroy(wait)
 
 
 class Barriers:

@@ -133,8 +133,8 @@ class Pipeline:
         self._check(t, "src_rank_idx", peer)
         self._channels[(peer, self._rank)].recv(t)
 
-    def close(self) -> None:
+    def close(self, wait: bool) -> None:
         """Destroys the groups. Local."""
         for channel in self._channels.values():
-            channel.mover.close()
+            channel.mover.close(wait)
         self._channels.clear()

@@ -95,23 +95,23 @@ class Pool:
         self._handles[(handle.topk, in_graph)].append(handle)
 
     def routing_gone(self) -> None:
-        """Called when a routing is no longer referenced."""
+        """Called by a finalizer when a routing is no longer referenced."""
         self.routings -= 1
-        self._close_if_unused()
+        self._close_if_unused(wait=False)
 
-    def _close_if_unused(self) -> None:
+    def _close_if_unused(self, wait: bool) -> None:
         if not self.routings and (self._left_alone or self._replaced and not self.captured):
-            self.close()
+            self.close(wait)
 
-    def close(self) -> None:
-        """Destroys the group. The heap is freed with the last of its tensors."""
+    def close(self, wait: bool = True) -> None:
+        """Destroys the group. The heap is freed with the last of its tensors. `wait`: see epx.Group.destroy()."""
         self.closed = True
         self.combine_buffers = [None, None]
         self.combine_plans.clear()
         self.layout_plans.clear()
         self.fresh_plans.clear()
         self.heap.close()
-        self.group.destroy()
+        self.group.destroy(wait)
 
     def check_open(self) -> None:
         """Raises if the buffer was destroyed: at once, and on every rank alike. Which ranks still have tensors of the
@@ -125,15 +125,16 @@ class Pool:
         self.group.sync() if self.on_cpu else torch.cuda.synchronize(self.device)
 
     def leave_alone(self) -> None:
-        """Called when the buffer is released. Handles that are still referenced work with another one, as in DeepEP."""
+        """Called by the finalizer of the buffer. Handles that are still referenced work with another one, as in
+        DeepEP."""
         self._left_alone = True
-        self._close_if_unused()
+        self._close_if_unused(wait=False)
 
     def replace(self) -> None:
         """Called when a larger one takes its place. Handles that are still referenced work as before, and so do graphs,
         as long as the buffer lives."""
         self._replaced = True
-        self._close_if_unused()
+        self._close_if_unused(wait=True)
 
     def stream(self) -> Optional[int]:
         """The current stream, for the C library."""
@@ -199,7 +200,8 @@ class Engine:
         self.node, self.nnodes, self.node_of = probe_nodes(bootstrap, settings.use_fabric)
 
     def close(self, handles_too: bool) -> None:
-        """Destroys the groups. Without `handles_too`, a group with referenced handles lives until they are released."""
+        """Destroys the groups. Without `handles_too`, for finalizers, a group with referenced handles lives until they
+        are released."""
         self.closed = True
         self._forget_plans()
         for pool in self._take_pools():

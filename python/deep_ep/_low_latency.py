@@ -44,8 +44,9 @@ class LowLatencyRouting(Routing):
         if pool is None:
             return  # __init__ failed before there was a handle
         if pool.group.alive:
-            if self.staged is not None:
-                # The hook was never called, and the other ranks wait for the receive half of this rank.
+            if self.staged is not None and not pool.closed:
+                # The hook was never called, and the other ranks wait for the receive half of this rank. (They do not
+                # if this rank has destroyed the buffer.)
                 pool.lib.epx_complete(self.address, pool.stream())
                 pool.group.hold(self.staged)
             pool.give(self.handle, self.in_graph)

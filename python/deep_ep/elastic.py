@@ -126,19 +126,19 @@ class ElasticBuffer:
         An addition to DeepEP's interface."""
         self._open()
         self._engine.check_graphs(graphs_released)
-        self._close_parts()
+        self._close_parts(wait=True)
         self._engine.recover()
 
-    def _close_parts(self) -> None:
-        for part in getattr(self, "_parts", {}).values():
-            part.close()
+    def _close_parts(self, wait: bool) -> None:
+        for part in self._parts.values():
+            part.close(wait)
         self._parts = {}
         self._barriers.close()
 
     def _close(self, handles_too: bool) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None and not engine.closed:
-            self._close_parts()
+            self._close_parts(wait=handles_too)
             engine.close(handles_too)
         self.runtime = None
 
@@ -306,7 +306,7 @@ class ElasticBuffer:
         self.barrier(with_cpu_sync=True)
         old = self._parts.pop(name, None)
         if old is not None:
-            old.close()
+            old.close(wait=True)
         self._parts[name] = make()
         self.barrier(with_cpu_sync=True)
 

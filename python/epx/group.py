@@ -3,12 +3,13 @@
 
 import atexit
 import ctypes
+import gc
 import os
 import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import _abi
 from ._abi import Device, DType
@@ -18,10 +19,12 @@ from .bootstrap import Bootstrap
 from .errors import ArgumentError, EpxError, Status, make_error
 from .handle import HandleOwner
 from .memory import HeapOwner
-from .streams import stream_address
+from .streams import poll, stream_address
 from .tensors import describe
 
-_living: "weakref.WeakSet[Group]" = weakref.WeakSet()
+_living: "weakref.WeakValueDictionary[int, Group]" = weakref.WeakValueDictionary()  # by id()
+_ending: "Set[Group]" = set()  # that nobody refers to any more, while their work is under way
+_MOMENT_S = 1.0  # for work that other ranks have to join, where nobody asked to wait: in finalizers, and at exit
 
 
 class ErrorInfo(NamedTuple):
@@ -120,6 +123,7 @@ class Group(HandleOwner, HeapOwner):
         self._bootstrap = bootstrap  # the C library may call it until the group is destroyed
         struct = _make_config(config)
         out = ctypes.c_void_p()
+        _tidy()  # this group may need the memory
         try:
             self._check_collective(lambda: call(ctypes.byref(out), ctypes.byref(struct)))
         except BaseException:
@@ -131,7 +135,7 @@ class Group(HandleOwner, HeapOwner):
         self.info = self._query()
         self.device = self.info.device
         self.device_index = struct.device_index
-        _living.add(self)
+        _living[id(self)] = self
 
     def _check_collective(self, call: Callable[[], int]) -> None:
         status, message = (self._bootstrap.run(call), "") if self._bootstrap is not None else _interruptible(call)
@@ -147,12 +151,22 @@ class Group(HandleOwner, HeapOwner):
 
     # ---- Lifetime
 
-    def destroy(self) -> None:
-        """Waits for queued work and frees the group. If memory of alloc() is still referenced, the heap is freed with
-        the last reference. TimeoutExpired: the group is destroyed, but a thread has not returned from the
-        network's library. After any other error, such as UsageError while another thread is inside a call of the
-        group, the group is as it was."""
+    def destroy(self, wait: bool = True) -> None:
+        """Waits for queued work, at most for its deadlines, and frees the group. If memory of alloc() is still
+        referenced, the heap is freed with the last reference. TimeoutExpired: the group is destroyed, but a thread has
+        not returned from the network's library. After any other error, such as UsageError while another thread is
+        inside a call of the group, the group is as it was.
+
+        Without `wait`, for finalizers: where work on the CPU takes longer than a second, the group is destroyed after
+        its end, when Python collects garbage, creates a group or exits."""
         if self._address is None or self._closing:
+            return
+        if not wait and self.device == Device.CPU and not self._idle_soon():
+            _living[id(self)] = self  # a finalizer comes after weak references have ended
+            _ending.add(self)
+            return
+        self._wait_for_held()  # tensors of the heap among it would keep the group for ever
+        if self._address is None or self._closing:  # by another thread, or by a finalizer of what was held
             return
         self._closing = True
         try:
@@ -161,6 +175,16 @@ class Group(HandleOwner, HeapOwner):
         except BaseException:  # Ctrl-C, say: the next call goes on
             self._closing = self._address is None
             raise
+
+    def _idle(self) -> bool:
+        """True if no work is under way."""
+        self._prune()
+        return not self._held and self._lib.epx_stream_query(self._address, None) != Status.NOT_READY
+
+    def _idle_soon(self) -> bool:
+        limit = time.monotonic() + _MOMENT_S
+        poll(lambda: self._idle() or time.monotonic() > limit)
+        return self._idle()
 
     def _heap_unused(self) -> None:
         if self._closing:
@@ -174,8 +198,9 @@ class Group(HandleOwner, HeapOwner):
         if self._lib.epx_group_error(address, None) == 0:
             self._wait(None)
         self.last_error = self.error()
-        self._address, self._why, self.was_destroyed = None, "was destroyed", True
-        status = self._lib.epx_group_destroy(address)
+        with self._pruning:
+            self._address, self._why, self.was_destroyed = None, "was destroyed", True
+            status = self._lib.epx_group_destroy(address)
         if status not in (Status.OK, Status.TIMEOUT):  # the group is as it was
             self._address, self._closing, self.was_destroyed = address, False, False
         else:  # not before: work of other streams may have used what was held; its events went with the group
@@ -188,7 +213,7 @@ class Group(HandleOwner, HeapOwner):
         """Like _finish(), for a process that exits. Queued work that waits for other ranks gets one second; after that
         the group is not destroyed, and the operating system frees it. Destroying is worth this wait because between
         nodes it delivers the last writes."""
-        limit = time.monotonic() + 1.0
+        limit = time.monotonic() + _MOMENT_S
         while self._lib.epx_stream_query(self.address, None) == Status.NOT_READY:
             if time.monotonic() > limit:
                 self._address, self._why = None, "was abandoned when Python exited"
@@ -203,8 +228,7 @@ class Group(HandleOwner, HeapOwner):
         self._events.clear()
 
     def __del__(self) -> None:
-        if self._address is not None:
-            self._finish()
+        self.destroy(wait=False)
 
     def __enter__(self) -> "Group":
         return self
@@ -266,19 +290,47 @@ class Group(HandleOwner, HeapOwner):
         check(self._lib.epx_group_stats_reset(self.address))
 
 
+def _groups() -> List[Group]:
+    # Not by an iterator: another thread may create a group meanwhile.
+    return [group for group in (ref() for ref in _living.valuerefs()) if group is not None]
+
+
+def _tidy() -> None:
+    """Lets go of what groups held for work that has run, and destroys those whose end was put off until then. Not on a
+    GPU: this is any thread, and a call of CUDA would change its current device."""
+    for group in _groups():
+        if group.device == Device.CPU:
+            group._prune()
+            if group in _ending and (not group.alive or group._idle()):
+                _ending.discard(group)
+                _end(group.destroy)
+
+
+def _end(destroy: Callable[[], None]) -> None:
+    try:
+        destroy()
+    except EpxError as error:  # the other groups have to be destroyed too
+        print("epx: a group was not destroyed: %s" % error, file=sys.stderr)
+
+
+def _collecting(phase: str, info: Dict[str, Any]) -> None:
+    # A group and tensors of its heap that it holds keep each other. Python does not see that: torch has the tensors.
+    if phase == "start" and info["generation"] > 0:
+        _tidy()
+
+
 def _after_fork() -> None:
-    for group in list(_living):
+    for group in _groups():
         group._forked()
+    _ending.clear()
 
 
 def _at_exit() -> None:
-    for group in list(_living):
+    for group in _groups():
         if group.alive:
-            try:
-                group._finish_at_exit()
-            except EpxError as error:  # the other groups have to be finished too
-                print("epx: a group was not destroyed when Python exited: %s" % error, file=sys.stderr)
+            _end(group._finish_at_exit)
 
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)
+gc.callbacks.append(_collecting)

@@ -3,6 +3,7 @@
 
 import collections
 import ctypes
+import threading
 import time
 from typing import Any, Deque, List, Optional, Tuple
 
@@ -156,8 +157,11 @@ class StreamOwner(Owner):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: Deque[Tuple[Event, Any]] = collections.deque()
-        self._events: List[Event] = []
+        # Addresses of C events, which end with the group. Objects for them would be finalized before others that are
+        # in the same garbage and still call hold().
+        self._held: Deque[Tuple[int, Any]] = collections.deque()
+        self._events: List[int] = []
+        self._pruning = threading.RLock()  # of one thread at a time, and not while the group is destroyed
         self._waiter: Optional[CpuWaiter] = None
         # True: operations keep their tensors alive until they have run. A caller whose memory is freed in stream order,
         # such as torch's memory on a GPU, may set this to False.
@@ -191,12 +195,42 @@ class StreamOwner(Owner):
         """Keeps objects alive until the work now queued on the stream has run. Does nothing if `holds` is False."""
         if not self.holds:
             return
-        event = self._events.pop() if self._events else Event(self)
-        check(self._lib.epx_event_record(event.address, stream_address(self, stream)))
+        event = self._events.pop() if self._events else self._new_event()
+        check(self._lib.epx_event_record(event, stream_address(self, stream)))
         self._held.append((event, objects))
         self._prune()
 
+    def _new_event(self) -> int:
+        out = ctypes.c_void_p()
+        check(self._lib.epx_event_create(self.address, ctypes.byref(out)))
+        return out.value or 0
+
     def _prune(self) -> None:
-        held = self._held
-        while held and self._lib.epx_event_query(held[0][0].address) != Status.NOT_READY:
-            self._events.append(held.popleft()[0])
+        """Lets go of what was held for work that has run. Any thread may call it, at any time."""
+        if not self._held or not self._pruning.acquire(blocking=False):
+            return
+        try:
+            while self._held and self._address is not None:
+                entry = self._held[0]  # and no popleft(): Ctrl-C before the answer would free the objects
+                if self._lib.epx_event_query(entry[0]) == Status.NOT_READY:
+                    return
+                if self._held and self._held[0] is entry:  # else a finalizer has pruned while this one asked
+                    self._held.popleft()
+                    self._events.append(entry[0])
+        finally:
+            self._pruning.release()
+
+    def _wait_for_held(self) -> None:
+        """Waits for all work that holds objects, and lets go of these. Every operation ends by its deadline; what is
+        not complete long after that stays held."""
+        timeout = 2e-3 * self.info.timeout_ms + 1
+        limit = time.monotonic() + timeout
+
+        def done() -> bool:
+            nonlocal limit
+            before = len(self._held)
+            self._prune()
+            if len(self._held) < before:
+                limit = time.monotonic() + timeout
+            return not self._held or time.monotonic() > limit
+        poll(done)

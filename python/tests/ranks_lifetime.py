@@ -472,21 +472,3 @@ def test_a_replaced_group_that_was_captured(world: World) -> None:
     assert fails(buffer.recover)
     buffer.destroy()
     assert pool.closed
-
-
-def test_destroy_after_an_interrupt(world: World) -> None:
-    """Ctrl-C ends the wait of destroy(), and not the group: the next call goes on."""
-    group = epx.Group(epx.bootstrap.from_torch(), num_experts=world.nranks, max_tokens_per_rank=4, max_hidden_bytes=64)
-    wait = group._wait
-
-    def interrupted(_stream: Any) -> None:
-        raise KeyboardInterrupt
-    group._wait = interrupted  # type: ignore[method-assign]
-    try:
-        group.destroy()
-    except KeyboardInterrupt:
-        pass
-    assert group.alive
-    group._wait = wait  # type: ignore[method-assign]
-    group.destroy()
-    assert not group.alive
