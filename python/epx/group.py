@@ -275,6 +275,11 @@ class Group(HandleOwner, HeapOwner):
         """Clears the error. If it ended an operation, every rank must call this; the group is then usable again."""
         self._check_collective(lambda: self._lib.epx_group_error_clear(self.address))
 
+    def abort(self, why: Status = Status.SYSTEM) -> None:
+        """Ends the group's operations on all ranks, at once: this rank cannot take part in what the others wait for,
+        after Ctrl-C say. They raise PeerError, which names this rank; error_clear() on all of them goes on. Local."""
+        check(self._lib.epx_group_abort(self.address, int(why)))
+
     def order_with(self, other: "Group") -> None:
         """Runs the operations of both groups in the order of their calls, on whatever streams. Local."""
         check(self._lib.epx_group_order_with(self.address, other.address))

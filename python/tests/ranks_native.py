@@ -274,6 +274,25 @@ def test_masks(world: World) -> None:
         group.mask_clean()
 
 
+def test_abort(world: World) -> None:
+    """A rank that cannot go on, after Ctrl-C say, ends the operations of the others; then all start over."""
+    world.only("cpu")
+    idx, last = torch.zeros(4, 2, dtype=torch.int64), world.nranks - 1
+    with make_group(world) as group:
+        handle = group.handle(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, 2)
+        try:
+            if world.rank == last:
+                group.abort()
+            handle.update(idx)
+            handle.recv_count()
+            raise AssertionError("an operation without rank %d is good" % last)
+        except epx.PeerError as error:
+            assert "rank %d" % last in error.message, error.message
+        group.error_clear()
+        handle.update(idx)
+        assert handle.recv_count()[0] == (4 * world.nranks if world.rank == 0 else 0)
+
+
 def test_lost_handles(world: World) -> None:
     """Handles that nobody destroyed, one of them with a send whose receive half was never asked for."""
     work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=6, uneven=False)
