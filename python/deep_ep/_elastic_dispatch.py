@@ -14,6 +14,7 @@ from ._elastic_handle import EPHandle, routing_of
 from ._elastic_plan import Counts, DispatchPlan, Kind, Result, plan_for
 from ._high_throughput import bias_list, usable, within_reach
 from ._routing import attach
+from ._streams import queueing
 
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
 _PAYLOADS = (torch.bfloat16, torch.float16, torch.float32)
@@ -158,26 +159,28 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
     request.check_weights(topk)
     pool = engine.elastic_pool(request.device, how.num_experts, how.max_tokens, request.hidden_bytes(), topk)
     launch = begin(pool.group)
-    with launch.context():
-        request.scales = checks.spread(request.scales)
-        idx = how.topk_idx if how.topk_idx.dtype.itemsize >= 4 else how.topk_idx.to(torch.int32)
-        routing = new_routing(pool, request.expand, topk, how.alignment, request.count, how.drop)
-        address = routing.handle.address
-        plan = plan_for(pool, request.kind(topk, idx.dtype, True), domains.scaleup)
-        counts = Counts(pool, domains.scaleup, how.num_experts // engine.nranks)
-        plan.update(address, idx, counts, how.stats, (how.rows or 0) if how.drop else 0, launch.address)
-        sizes = _exact(plan, address, how, timeout_s) if how.cpu_sync else _worst(engine, request, how)
-        routing.rows, routing.lines, routing.num_sms = sizes.rows, sizes.tokens, request.num_sms
-        routing.used = sizes.used
-        result = plan.run(address, request.x, request.scales, request.weights,
-                          (sizes.rows, sizes.tokens, how.max_tokens), request.num_sms, launch.address)
-        kept_idx = how.topk_idx.clone() if how.copy else how.topk_idx
-        handle = _make_handle(request, how, sizes, counts, result, routing, kept_idx, num_sms, domains)
-        recv_idx = _narrowed(launch, result.idx, how.topk_idx.dtype)
-    event = launch.finish(
-        [request.x, request.scales, how.topk_idx, idx, request.weights, how.stats],
-        [result.x, result.scales, recv_idx, result.idx, result.weights, counts.flat, result.source_map,
-         kept_idx if how.copy else None])
+    with queueing(launch) as used:
+        with launch.context():
+            request.scales = checks.spread(request.scales)
+            idx = how.topk_idx if how.topk_idx.dtype.itemsize >= 4 else how.topk_idx.to(torch.int32)
+            routing = new_routing(pool, request.expand, topk, how.alignment, request.count, how.drop)
+            address = routing.handle.address
+            plan = plan_for(pool, request.kind(topk, idx.dtype, True), domains.scaleup)
+            counts = Counts(pool, domains.scaleup, how.num_experts // engine.nranks)
+            used += [request, idx, counts, how.stats]
+            plan.update(address, idx, counts, how.stats, (how.rows or 0) if how.drop else 0, launch.address)
+            sizes = _exact(plan, address, how, timeout_s) if how.cpu_sync else _worst(engine, request, how)
+            routing.rows, routing.lines, routing.num_sms = sizes.rows, sizes.tokens, request.num_sms
+            routing.used = sizes.used
+            result = plan.run(address, request.x, request.scales, request.weights,
+                              (sizes.rows, sizes.tokens, how.max_tokens), request.num_sms, launch.address, used)
+            kept_idx = how.topk_idx.clone() if how.copy else how.topk_idx
+            handle = _make_handle(request, how, sizes, counts, result, routing, kept_idx, num_sms, domains)
+            recv_idx = _narrowed(launch, result.idx, how.topk_idx.dtype)
+        event = launch.finish(
+            [request.x, request.scales, how.topk_idx, idx, request.weights, how.stats],
+            [result.x, result.scales, recv_idx, result.idx, result.weights, counts.flat, result.source_map,
+             kept_idx if how.copy else None])
     return _rows(result), recv_idx, result.weights, handle, event
 
 
@@ -224,16 +227,18 @@ def dispatch_again(begin: Any, request: Request, handle: EPHandle, domains: Doma
     request.check_weights(topk)
     idx_dtype = given if given.itemsize >= 4 else torch.int32
     launch = begin(pool.group)
-    with launch.context():
-        request.scales = checks.spread(request.scales)
-        if handle.do_expand and not request.expand:
-            routing = _flat_routing(pool, handle, routing, launch, domains)
-        plan = plan_for(pool, request.kind(topk, idx_dtype, False), domains.scaleup)
-        result = plan.run(routing.handle.address, request.x, request.scales, request.weights, (routing.rows, 0, 0),
-                          request.num_sms, launch.address)
-        recv_idx = _narrowed(launch, result.idx, given)
-    event = launch.finish([request.x, request.scales, request.weights],
-                          [result.x, result.scales, recv_idx, result.idx, result.weights])
+    with queueing(launch) as used:
+        with launch.context():
+            request.scales = checks.spread(request.scales)
+            if handle.do_expand and not request.expand:
+                routing = _flat_routing(pool, handle, routing, launch, domains)
+            plan = plan_for(pool, request.kind(topk, idx_dtype, False), domains.scaleup)
+            used.append(request)
+            result = plan.run(routing.handle.address, request.x, request.scales, request.weights, (routing.rows, 0, 0),
+                              request.num_sms, launch.address, used)
+            recv_idx = _narrowed(launch, result.idx, given)
+        event = launch.finish([request.x, request.scales, request.weights],
+                              [result.x, result.scales, recv_idx, result.idx, result.weights])
     return _rows(result), recv_idx, result.weights, handle, event
 
 

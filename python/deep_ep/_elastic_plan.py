@@ -206,9 +206,9 @@ class DispatchPlan:
             self._at[name].shape[0], self._at[name].data = rows, address
 
     def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
-            sizes: Tuple[int, int, int], max_sms: int, stream: Any) -> Result:
+            sizes: Tuple[int, int, int], max_sms: int, stream: Any, used: List[Any]) -> Result:
         """Dispatches with the handle at `address`. `sizes`: rows, lines of the source map, its stride. `max_sms`: 0 for
-        EPX's own number."""
+        EPX's own number. Appends the memory of the result to `used`."""
         kind, at, (rows, lines, stride) = self._kind, self._at, sizes
         forms = self._forms(rows, lines)
         large = Memory(self._pool, forms[0])
@@ -230,6 +230,7 @@ class DispatchPlan:
             self._point(["map"], source_map, lines)
             self._config.source_stride = stride
         self._config.max_sms = max_sms
+        used += [large, small, source_map]
         check(self._lib.epx_dispatch(address, *self._dispatch, stream))
         return Result(kind, rows, (large, small), source_map)
 

@@ -28,12 +28,12 @@ class LowLatencyRouting(Routing):
     combine_buffer: Optional[torch.Tensor] = None
 
     def __init__(self, plan: DispatchPlan, in_graph: bool, topk_idx: torch.Tensor, tokens: int) -> None:
+        self.in_graph = in_graph
         self.handle, self.address = plan.take_handle(in_graph)
         self.pool = plan.pool
         self.pool.routings += 1
         if in_graph:
             self.pool.captured = True
-        self.in_graph = in_graph
         self.max_tokens = plan.max_tokens
         self.topk_idx = topk_idx  # if combine gets the same tensor, it is not checked again
         self.version = _version(topk_idx)
@@ -62,9 +62,10 @@ class LowLatencyRouting(Routing):
         status = pool.lib.epx_complete(self.address, pool.stream())
         if status:
             check(status)
-        self.staged = None
         if pool.on_cpu:
             pool.group.hold(held)
+        self.staged = None
+        if pool.on_cpu:
             settle(pool.group)
 
 
@@ -149,22 +150,29 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
         stream = launch.address
         with launch.context():
             rows, small = plan.receive_tensors(stream, capturing, launch.aside)
-    status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, global_scale, stream)
-    if status:
-        check(status)
     src, counts, ranges = small
-    setattr(src, ATTRIBUTE, routing)
-    handle: Handle = (src, ranges, max_tokens, plan.hidden, num_experts)
     event, hook = EventOverlap(), None
     if staged:
-        # The routing keeps alive what the receive half uses. It must not refer to src, because src refers to the
-        # routing, but to another tensor with the memory of src.
+        # The routing keeps alive what the receive half uses, from before the call on: Ctrl-C may come behind it. It
+        # must not refer to src, because src refers to the routing, but to another tensor with the memory of src.
         routing.staged = (x, topk_idx, stats, wait, global_scale, rows, counts, ranges, src.data)
         hook = routing.receive
-        if pool.on_cpu:
-            settle(pool.group)  # the caller may change x after this returns
-    elif launch is not None:
-        event = launch.finish((x, topk_idx, stats, wait, global_scale), (*rows, *small))
+    try:
+        status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, global_scale, stream)
+        if status:
+            routing.staged = None
+            check(status)
+        if staged:
+            if pool.on_cpu:
+                settle(pool.group)  # the caller may change x after this returns
+        elif launch is not None:
+            event = launch.finish((x, topk_idx, stats, wait, global_scale), (*rows, *small))
+    except BaseException:
+        if launch is not None:
+            launch.keep((x, topk_idx, stats, wait, global_scale, rows, small))
+        raise
+    setattr(src, ATTRIBUTE, routing)
+    handle: Handle = (src, ranges, max_tokens, plan.hidden, num_experts)
     received: Any = rows[0] if len(rows) == 1 else (rows[0], rows[1])
     return as_nvfp4(*received) if cast.use_nvfp4 else received, counts, handle, event, hook
 
@@ -254,16 +262,24 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
         else:
             with launch.context():
                 out = plan.new_out(tokens, stream, capturing)
-    status = plan.run(routing.address, tokens, x, topk_weights, out, looked, wait, signals, stream)
-    if status:
-        check(status)
+    used = (x, topk_weights, looked, wait, signals, out)
+    event = EventOverlap()
     if staged:
-        routing.staged = (x, topk_weights, looked, wait, out, signals)
-        if pool.on_cpu and signals is None:  # with signals, the caller has yet to write the rows
+        routing.staged = used
+    try:
+        status = plan.run(routing.address, tokens, x, topk_weights, out, looked, wait, signals, stream)
+        if status:
+            routing.staged = None
+            check(status)
+        if staged and pool.on_cpu and signals is None:  # with signals, the caller has yet to write the rows
             settle(pool.group)
-        return out, EventOverlap(), routing.receive
-    event = launch.finish((x, topk_weights, looked, wait, signals), (out,)) if launch is not None else EventOverlap()
-    return out, event, None
+        elif launch is not None and not staged:
+            event = launch.finish(used[:-1], (out,))
+    except BaseException:  # Ctrl-C behind the call
+        if launch is not None:
+            launch.keep(used)
+        raise
+    return out, event, routing.receive if staged else None
 
 
 def _filled_buffer(routing: LowLatencyRouting, use_logfmt: bool) -> torch.Tensor:

@@ -21,11 +21,11 @@ class Routing:
     """One routing: an EPX handle and its properties. The handle is reused when the routing is no longer referenced."""
 
     def __init__(self, pool: Pool, handle: epx.Handle, in_graph: bool) -> None:
-        self.pool = pool
-        pool.routings += 1
-        pool.captured |= in_graph
         self.handle = handle
         self.in_graph = in_graph
+        pool.routings += 1
+        pool.captured |= in_graph
+        self.pool = pool
 
     def record_capture(self) -> None:
         """Called in each operation with a routing that exists already. A graph may be replayed when the caller has
@@ -34,9 +34,12 @@ class Routing:
             self.in_graph = self.pool.captured = True
 
     def __del__(self) -> None:
-        if self.pool.group.alive:
-            self.pool.give(self.handle, self.in_graph)
-        self.pool.routing_gone()
+        pool: Optional[Pool] = getattr(self, "pool", None)
+        if pool is None:
+            return  # Ctrl-C in __init__
+        if pool.group.alive:
+            pool.give(self.handle, self.in_graph)
+        pool.routing_gone()
 
     def __deepcopy__(self, _memo: Any) -> "Routing":
         return self  # a copy of the tensors of a handle is a handle of the same routing

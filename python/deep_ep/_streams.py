@@ -10,7 +10,7 @@ CPU tensors have no streams: "the current stream waits" means that the call retu
 """
 
 import contextlib
-from typing import Any, ContextManager, Iterable, Optional
+from typing import Any, ContextManager, Iterable, Iterator, List, Optional
 
 import epx
 import torch
@@ -115,6 +115,11 @@ class HostLaunch:
         if self._group.alive:  # else its end has waited
             settle(self._group)
 
+    def keep(self, tensors: Any) -> None:
+        """Keeps tensors until the work now queued has run. Called where the call fails: it is queued all the same."""
+        if self._group.alive:
+            self._group.hold(tensors)
+
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """Called when all work is queued. Waits for it, or returns an event."""
         tensors = (list(inputs), list(outputs))
@@ -124,10 +129,21 @@ class HostLaunch:
         try:
             settle(self._group)
         except BaseException:  # Ctrl-C interrupts the wait, not the work
-            if self._group.alive:
-                self._group.hold(tensors)
+            self.keep(tensors)
             raise
         return EventOverlap()
+
+
+@contextlib.contextmanager
+def queueing(launch: Any) -> Iterator[List[Any]]:
+    """The part of a call that queues work: (the list of) what this work uses. An exception must not free it."""
+    used: List[Any] = []
+    try:
+        yield used
+    except BaseException:
+        if used:
+            launch.keep(used)
+        raise
 
 
 class CudaLaunch:
@@ -158,6 +174,12 @@ class CudaLaunch:
         current.wait_stream(self._stream)
         for tensor in tensors:
             tensor.record_stream(current)
+
+    def keep(self, _tensors: Any) -> None:
+        """Called where the call fails. The memory of its tensors is used again behind the work now queued: by work of
+        the current stream, or of the stream that they were allocated on."""
+        if self.aside:
+            self._current.wait_stream(self._stream)
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """Called when all work is queued. Makes the current stream wait for it, or returns an event."""

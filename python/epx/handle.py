@@ -2,12 +2,12 @@
 """Handles. A handle holds one routing, with its dispatches and combines."""
 
 import ctypes
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import _abi
 from ._abi import DType, Direction, Layout, Mode, RecvPart, TensorStruct
 from ._library import check, load
-from .errors import Status, UsageError
+from .errors import EpxError, Status, UsageError
 from .streams import StreamOwner, stream_address
 from .tensors import describe
 
@@ -119,12 +119,29 @@ class Handle:
         local. Each dispatch reads the indices when it runs.
         """
         keep = describe("topk_idx", topk_idx, self._topk)
-        check(self._lib.epx_handle_update(
-            self.address, self._topk_address, info.address if info else None, stream_address(self.group, stream)))
+        self._queue(self._lib.epx_handle_update, (
+            self.address, self._topk_address, info.address if info else None, stream_address(self.group, stream)),
+            self._keep_update, (keep, info, stream))
+
+    @staticmethod
+    def _queue(call: Callable[..., int], arguments: Tuple[Any, ...], keep: Callable[..., None],
+               kept: Tuple[Any, ...]) -> None:
+        """Queues an operation, and keeps its tensors until it has run. Also where an exception that is not the C
+        library's comes behind the call, that of Ctrl-C say: it may be queued, and would use memory that is freed."""
+        try:
+            check(call(*arguments))
+            keep(*kept)
+        except EpxError:
+            raise
+        except BaseException:
+            keep(*kept)
+            raise
+
+    def _keep_update(self, keep: Any, info: Any, stream: Any) -> None:
         if self.mode == Mode.LOW_LATENCY:
             self._routing = keep
-            return
-        self.group.hold((keep, info), stream)
+        elif self.group.alive:
+            self.group.hold((keep, info), stream)
 
     def recv_count(self) -> Tuple[int, List[int]]:
         """High throughput: waits for the update. Returns (rows to receive, unpadded rows of each local expert)."""
@@ -177,10 +194,10 @@ class Handle:
             "src_rank": src_rank, "src_token": src_token, "source_map": source_map})
         config.source_stride, config.if_expected, config.nvfp4 = source_stride, if_expected, nvfp4
         config.send_only, config.round_scale, config.direction = send_only, round_scale, direction
-        check(self._lib.epx_dispatch(
+        self._queue(self._lib.epx_dispatch, (
             self.address, inputs.address, outputs.address, info.address if info else None,
-            ctypes.addressof(config), stream_address(self.group, stream)))
-        self._keep((keep, info, self._routing), send_only, stream)
+            ctypes.addressof(config), stream_address(self.group, stream)),
+            self._keep, ((keep, info, self._routing), send_only, stream))
 
     def combine(self, tokens: Any, out: Any, *, topk_weights: Any = None, out_topk_weights: Any = None,
                 topk_idx: Any = None, bias: Sequence[Any] = (), send_only: bool = False, logfmt: bool = False,
@@ -199,21 +216,21 @@ class Handle:
             inputs.struct.bias[i] = ctypes.pointer(self._bias[i]) if given is not None else None
         config.struct.send_only, config.struct.logfmt, config.struct.direction = send_only, logfmt, direction
         config.struct.sum, config.struct.max_sms = sum_order, max_sms
-        check(self._lib.epx_combine(
-            self.address, inputs.address, outputs.address, config.address, stream_address(self.group, stream)))
-        self._keep(keep, send_only, stream)
+        self._queue(self._lib.epx_combine, (
+            self.address, inputs.address, outputs.address, config.address, stream_address(self.group, stream)),
+            self._keep, (keep, send_only, stream))
 
     def complete(self, stream: Any = None) -> None:
         """Runs the receive half of the staged operation. Does nothing if there is none."""
         check(self._lib.epx_complete(self.address, stream_address(self.group, stream)))
-        staged, self._staged = self._staged, None
-        if staged is not None:
-            self.group.hold(staged, stream)
+        if self._staged is not None:
+            self.group.hold(self._staged, stream)
+            self._staged = None
 
     def _keep(self, keep: Any, send_only: bool, stream: Any) -> None:
         if send_only:
             self._staged = keep
-        else:
+        elif self.group.alive:
             self.group.hold(keep, stream)
 
     def __del__(self) -> None:

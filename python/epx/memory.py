@@ -18,13 +18,14 @@ class Block:
     it alive."""
 
     def __init__(self, group: "HeapOwner", address: int, nbytes: int) -> None:
-        self.group = group
-        self.address = address
+        self.address = address  # 0: there is nothing to free
         self.nbytes = nbytes
+        self.group = group
 
     def __getattr__(self, name: str) -> Dict[str, Any]:
-        expected = "__array_interface__" if self.group.device == Device.CPU else "__cuda_array_interface__"
-        if name != expected:
+        # The name first: a block whose constructor was interrupted has no group.
+        on_cpu = name == "__array_interface__"
+        if not on_cpu and name != "__cuda_array_interface__" or on_cpu != (self.group.device == Device.CPU):
             raise AttributeError("Block has no attribute %r" % name)
         return {"data": (self.address, False), "shape": (self.nbytes,), "strides": None, "typestr": "|u1", "version": 3}
 
@@ -44,7 +45,7 @@ class Block:
 
     def __del__(self) -> None:
         group = getattr(self, "group", None)
-        if group is not None:
+        if group is not None and self.address:
             group._release(self.address)
 
 
@@ -61,11 +62,11 @@ class HeapOwner(StreamOwner):
 
         The memory is freed when the block and all tensors made from it (``torch.from_dlpack(block)``) are released.
         """
-        out = ctypes.c_void_p()
+        block, out = Block(self, 0, nbytes), ctypes.c_void_p()  # first: what fails behind the call is freed with it
         check(self._lib.epx_alloc(self.address, nbytes, ctypes.byref(out)))
-        address = out.value or 0
-        self._blocks.add(address)
-        return Block(self, address, nbytes)
+        block.address = out.value or 0
+        self._blocks.add(block.address)
+        return block
 
     def register(self, tensor: Any, stream: Any = None) -> bool:
         """Registers the tensor's memory. True if a high-throughput combine reads any number of its rows in place.

@@ -138,9 +138,11 @@ class CpuWaiter:
 
     def wait(self, group_address: int, stream: Optional[int]) -> None:
         """Returns when the work that is queued on the stream now is complete."""
-        check(load().epx_stream_call(group_address, stream, self._post, ctypes.addressof(self._semaphore)))
         done = False
-        try:
+        try:  # from here on: Ctrl-C may come behind the call, and the stream posts all the same
+            status = load().epx_stream_call(group_address, stream, self._post, ctypes.addressof(self._semaphore))
+            done = status != Status.OK  # nothing is queued
+            check(status)
             while not done:
                 now = time.time() + _SLICE_S
                 self._limit.seconds = int(now)

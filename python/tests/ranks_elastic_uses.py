@@ -7,12 +7,14 @@ import inspect
 import io
 import time
 from typing import Any, Callable, Iterator
+from unittest import mock
 
 import deep_ep
 import epx
 import torch
 import torch.distributed as dist
 from deep_ep._checks import CallError, InputError
+from deep_ep._elastic_plan import DispatchPlan
 from elastic_reference import Expanded, combined, flat_results
 from ranks_elastic import HIDDEN, MAX, check_counts, check_expanded, check_flat, elastic, make_work, send
 from reference import Work, same_bits
@@ -251,6 +253,33 @@ def test_handles_of_other_rows(world: World) -> None:
     del gone
     with elastic(world) as other:
         assert same_bits(other.dispatch(world.to(work.x[me]), handle=handle)[0], rows)
+
+
+def test_a_failed_dispatch_keeps_what_it_has_queued(world: World) -> None:
+    """A dispatch that fails behind its exchange of counts, without memory say: the counts that come later do not go
+    into memory that others have by then. The buffer stays usable."""
+    work = make_work(world, 2)
+
+    def fail(*_arguments: Any) -> Any:
+        raise MemoryError
+
+    def failing(buffer: deep_ep.ElasticBuffer) -> None:
+        with mock.patch.object(DispatchPlan, "run", fail), contextlib.suppress(MemoryError):
+            send(world, buffer, work, do_cpu_sync=False)
+            raise AssertionError("did not fail")
+    with elastic(world) as buffer:
+        counts = world.nranks + 2 * work.local  # int32
+        expected = send(world, buffer, work)[0]
+        taken = []
+        if not world.rank:
+            failing(buffer)
+            taken = [torch.full((counts,), -7, dtype=torch.int32) for _ in range(64)]
+        world.meet()  # the others' counts come now
+        if world.rank:
+            failing(buffer)
+        world.meet()
+        assert same_bits(send(world, buffer, work)[0], expected)
+        assert all(torch.equal(t, torch.full_like(t, -7)) for t in taken)
 
 
 def test_limits_of_other_parts(world: World) -> None:

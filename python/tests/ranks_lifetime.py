@@ -11,11 +11,13 @@ import threading
 import time
 import weakref
 from typing import Any, Callable, ContextManager, Iterator, List
+from unittest import mock
 
 import deep_ep
 import epx
 import torch
 import torch.distributed as dist
+from deep_ep._plans import CombinePlan
 from ranks_high_throughput import exchange, layout
 from ranks_low_latency import check_one, check_received, dispatch as dispatch_low
 from reference import Work
@@ -428,6 +430,45 @@ def test_interrupt_while_counts_are_exchanged(world: World) -> None:
     # Rank 0 has told its counts and gave up on the rows: so does everybody. All of them recover.
     buffer.recover()
     exchange(world, buffer, work)
+    buffer.destroy()
+
+
+@contextlib.contextmanager
+def interrupted_behind(owner: Any, name: str) -> Iterator[None]:
+    """Ctrl-C comes when that function has done its work."""
+    function = getattr(owner, name)
+
+    def called(*arguments: Any) -> Any:
+        function(*arguments)
+        raise KeyboardInterrupt
+    with mock.patch.object(owner, name, called), contextlib.suppress(KeyboardInterrupt):
+        yield
+        raise AssertionError("not interrupted")
+
+
+def test_interrupt_behind_a_call(world: World) -> None:
+    """Ctrl-C when an operation is queued and its tensors are not kept yet. The operation runs when the others come, and
+    writes into no memory that somebody else has by then."""
+    world.only("cpu")  # torch's memory on a GPU is freed in stream order
+    buffer, work = new_buffer(), Work(world.nranks, 20, 256, 2 * world.nranks, 3, seed=5)
+    idx, weights = work.idx[world.rank], work.weights[world.rank]
+    recv, _idx, _weights, _counts, handle, _event = dispatch(world, buffer, work)
+    low, _counts, low_handle = dispatch_low(world, buffer, work, 32, use_fp8=False)
+    nbytes = 2 * 256 * len(work.x[0])  # of the result that rank 0 lets go of
+    for owner, name, call in (
+            (epx.handle, "check", lambda: buffer.combine(recv, handle)),
+            (CombinePlan, "run", lambda: buffer.low_latency_combine(low, idx, weights, low_handle))):
+        taken: List[torch.Tensor] = []
+        if not world.rank:
+            with interrupted_behind(owner, name):
+                call()
+            taken = [torch.full((nbytes,), 77, dtype=torch.uint8) for _ in range(64)]
+        world.meet()
+        if world.rank:
+            call()
+        world.meet()
+        assert torch.equal(dispatch(world, buffer, work)[0], recv)
+        assert all(bool((t == 77).all()) for t in taken), name
     buffer.destroy()
 
 

@@ -188,9 +188,25 @@ class Exports(unittest.TestCase):
             group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, alloc_bytes=1 << 16)
         with self.assertRaises(ZeroDivisionError):
             print(torch.from_dlpack(group.alloc(1 << 15)), 1 // 0)
-        group.alloc(1 << 15)  # there is room: it went back
+        block = group.alloc(1 << 15)  # there is room: it went back
+        self.assertEqual((1 << 15,), block.__array_interface__["shape"])
+        for none in ("__cuda_array_interface__", "group_of_others"):
+            self.assertFalse(hasattr(block, none))
+        self.assertFalse(hasattr(epx.Block.__new__(epx.Block), "group"))  # its constructor was interrupted
+        del block
+        with mock.patch.object(group, "_blocks", FullSet()), self.assertRaises(MemoryError):
+            group.alloc(3 << 14)  # fails behind the call
+        group.alloc(3 << 14)
         group.destroy()
         self.assertFalse(group.alive)
+
+
+class FullSet(set):
+    """Takes nothing."""
+
+    def add(self, _item) -> None:
+        """Fails."""
+        raise MemoryError
 
 
 class Lifetimes(unittest.TestCase):
@@ -228,6 +244,19 @@ class Lifetimes(unittest.TestCase):
         del held
         self.group.destroy()
         self.assertEqual((seen, alive()), ([True], None))
+
+    def test_interrupt_behind_the_call_of_a_wait(self) -> None:
+        """The stream posts the semaphore later, so that nobody else may get its memory."""
+        waiter = epx.streams.CpuWaiter()
+        semaphore = waiter._semaphore
+        with mock.patch.object(epx.streams, "check", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                waiter.wait(self.group.address, None)
+        self.assertTrue(any(kept is semaphore for kept in waiter._abandoned))
+        semaphore = waiter._semaphore
+        with self.assertRaises(epx.EpxError):
+            waiter.wait(None, None)
+        self.assertIs(semaphore, waiter._semaphore)  # nothing was queued
 
     def test_a_group_that_was_not_created(self) -> None:
         group = epx.Group.__new__(epx.Group)
