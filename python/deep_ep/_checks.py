@@ -5,6 +5,7 @@ DeepEP's checks raise AssertionError in Python and RuntimeError in C++. Programs
 RuntimeErrors, and the errors of this package are also AssertionErrors.
 """
 
+import operator
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
@@ -57,10 +58,32 @@ def optional(name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequen
 
 
 def positive(name: str, value: Any, least: int = 1) -> int:
-    """Checks for an integer of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    """Checks for an integer of any kind, NumPy's too, of at least `least`."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
         raise wrong(name, "an integer of at least %d" % least, repr(value))
-    return value
+    return number
+
+
+def at_most(name: str, value: Any, most: int) -> int:
+    """Checks for an integer of any kind from 1 to `most`."""
+    if positive(name, value) > most:
+        raise wrong(name, "at most %d" % most, value)
+    return operator.index(value)
+
+
+def index(name: str, value: Any, end: int) -> int:
+    """Checks for an integer of any kind from 0 to end - 1."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < end:
+        raise wrong(name, "0 to %d" % (end - 1), repr(value))
+    return number
 
 
 def device_of(name: str, value: torch.Tensor) -> torch.device:

@@ -17,6 +17,7 @@ from ._routing import attach
 from ._streams import queueing
 
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
+_MOST = 1 << 20  # tokens of a rank, rows of an alignment: EPX's limits
 _PAYLOADS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -113,16 +114,16 @@ def routed(engine: ElasticEngine, request: Request, topk_idx: Any, stats: Any, n
     idx = checks.tensor("topk_idx", topk_idx, _INDICES, (request.count, None), request.device)
     if not 1 <= idx.shape[1] <= 32:
         raise wrong("topk_idx", "1 to 32 experts per token", idx.shape[1])
-    checks.positive("num_experts", num_experts)
+    num_experts = checks.positive("num_experts", num_experts)
     if num_experts % engine.nranks:
         raise wrong("num_experts", "a multiple of the %d ranks" % engine.nranks, num_experts)
-    checks.positive("num_max_tokens_per_rank", max_tokens)
+    max_tokens = checks.at_most("num_max_tokens_per_rank", max_tokens, _MOST)
     if request.count > max_tokens:
         raise wrong("x", "at most num_max_tokens_per_rank = %d tokens" % max_tokens, request.count)
     checks.optional("cumulative_local_expert_recv_stats", stats, (torch.int32,), (num_experts // engine.nranks,),
                     request.device)
-    return Routed(idx, stats, num_experts, max_tokens, checks.positive(
-        "expert_alignment", 1 if alignment is None else alignment), cpu_sync is None or bool(cpu_sync), bool(copy))
+    alignment = checks.at_most("expert_alignment", 1 if alignment is None else alignment, _MOST)
+    return Routed(idx, stats, num_experts, max_tokens, alignment, cpu_sync is None or bool(cpu_sync), bool(copy))
 
 
 class Sizes(NamedTuple):

@@ -83,11 +83,12 @@ def _look(tensor: Any) -> Any:
 
 
 def _check_dispatch(engine: Engine, x: Any, topk_idx: Any, max_tokens: int, num_experts: int, stats: Any,
-                    wait: Any) -> None:
+                    wait: Any) -> Tuple[int, int]:
+    """(max_tokens, num_experts), as Python's integers."""
     checks.tensor("x", x, (torch.bfloat16,), (None, None))
     device = checks.device_of("x", x)
-    checks.positive("num_max_dispatch_tokens_per_rank", max_tokens)
-    checks.positive("num_experts", num_experts)
+    max_tokens = checks.positive("num_max_dispatch_tokens_per_rank", max_tokens)
+    num_experts = checks.positive("num_experts", num_experts)
     if x.shape[0] > max_tokens:
         raise wrong("x", "at most num_max_dispatch_tokens_per_rank = %d tokens" % max_tokens, x.shape[0])
     checks.row_bytes("x", x)
@@ -97,6 +98,7 @@ def _check_dispatch(engine: Engine, x: Any, topk_idx: Any, max_tokens: int, num_
     checks.optional("cumulative_local_expert_recv_stats", stats, (torch.int32,),
                     (engine.local_experts(num_experts),), device)
     checks.optional("dispatch_wait_recv_cost_stats", wait, (torch.int64,), (engine.nranks,), device)
+    return max_tokens, num_experts
 
 
 def _check_nvfp4(x: torch.Tensor, cast: Cast, global_scale: Any) -> None:
@@ -135,9 +137,10 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     key = (look, _look(topk_idx), max_tokens, num_experts, cast, staged)
     plan = engine.plans.get(key)
     if plan is None or stats is not None or wait is not None or global_scale is not None:
-        _check_dispatch(engine, x, topk_idx, max_tokens, num_experts, stats, wait)
+        max_tokens, num_experts = _check_dispatch(engine, x, topk_idx, max_tokens, num_experts, stats, wait)
         _check_nvfp4(x, cast, global_scale)
         if plan is None:
+            key = (look, key[1], max_tokens, num_experts, cast, staged)
             plan = engine.plans[key] = _dispatch_plan(engine, x, topk_idx, max_tokens, num_experts, cast, staged)
     pool, tokens = plan.pool, look[0][0]
     capturing = pool.capturing()

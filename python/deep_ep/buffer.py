@@ -259,7 +259,7 @@ class Buffer:
             if plan.fits(self._engine.high_throughput_pool(plan.device, num_experts), topk_idx, num_experts):
                 return (*plan.run(topk_idx, current_address(plan.device)), EventOverlap())
         checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (None, None))
-        checks.positive("num_experts", num_experts)
+        num_experts = checks.positive("num_experts", num_experts)
         device = checks.device_of("topk_idx", topk_idx)
         launcher = self._launcher(device, previous_event, async_finish, allocate_on_comm_stream)
         if device.type == "cpu":

@@ -3,6 +3,7 @@
 
 import atexit
 import contextlib
+import operator
 import os
 import uuid
 import warnings
@@ -58,11 +59,12 @@ class ElasticBuffer:
         its memory in the first dispatch, where the number of experts is known. Received rows are always sorted, as with
         `deterministic`. prefer_overlap_with_compute counts in get_theoretical_num_sms() alone; sl_idx and
         num_allocated_qps have no effect."""
-        for name, value in (("num_cpu_bytes", num_cpu_bytes), ("num_max_tokens_per_rank", num_max_tokens_per_rank),
-                            ("hidden", hidden), ("num_topk", num_topk), ("num_allocated_qps", num_allocated_qps)):
-            checks.positive(name, value, 0)
-        checks.positive("num_cpu_timeout_secs", num_cpu_timeout_secs)
-        checks.positive("num_gpu_timeout_secs", num_gpu_timeout_secs)
+        num_cpu_bytes, num_max_tokens_per_rank, hidden, num_topk, num_allocated_qps = (
+            checks.positive(name, value, 0) for name, value in (
+                ("num_cpu_bytes", num_cpu_bytes), ("num_max_tokens_per_rank", num_max_tokens_per_rank),
+                ("hidden", hidden), ("num_topk", num_topk), ("num_allocated_qps", num_allocated_qps)))
+        num_cpu_timeout_secs = checks.positive("num_cpu_timeout_secs", num_cpu_timeout_secs)
+        num_gpu_timeout_secs = checks.positive("num_gpu_timeout_secs", num_gpu_timeout_secs)
         self.num_cpu_bytes = num_cpu_bytes
         self.explicitly_destroy = explicitly_destroy
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
@@ -74,7 +76,7 @@ class ElasticBuffer:
         self.num_cpu_timeout_secs, self.num_gpu_timeout_secs = num_cpu_timeout_secs, num_gpu_timeout_secs
         self.runtime: Optional[Runtime] = None
         bootstrap = epx.bootstrap.from_torch(group)
-        _check_bytes(num_bytes, num_cpu_bytes, num_max_tokens_per_rank, hidden)
+        num_bytes = _checked_bytes(num_bytes, num_cpu_bytes, num_max_tokens_per_rank, hidden)
         self._engine = ElasticEngine(bootstrap, ElasticSettings(
             num_bytes or 0, num_max_tokens_per_rank, hidden, num_topk, num_gpu_timeout_secs, self._use_fabric))
         self.group = group
@@ -242,14 +244,18 @@ class ElasticBuffer:
 
     # ---- Dispatch and combine
 
-    def _check_resources(self, num_sms: int, num_qps: int) -> None:
-        checks.positive("num_sms", num_sms, 0)
-        checks.positive("num_qps", num_qps, 0)
-        if num_qps > self.num_allocated_qps:
+    def _check_qps(self, num_qps: int) -> None:
+        if checks.positive("num_qps", num_qps, 0) > self.num_allocated_qps:
             raise wrong("num_qps", "at most num_allocated_qps = %d" % self.num_allocated_qps, num_qps)
         if num_qps:
             self._unused(num_qps=(num_qps, 0))
+
+    def _check_resources(self, num_sms: int, num_qps: int) -> int:
+        """The number of SMs."""
+        num_sms = checks.positive("num_sms", num_sms, 0)
+        self._check_qps(num_qps)
         check_torch_deterministic()
+        return num_sms
 
     def dispatch(self, x: _Tokens, topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
                  cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, num_experts: Optional[int] = None,
@@ -267,7 +273,7 @@ class ElasticBuffer:
         Without do_cpu_sync nothing waits on the host, and the results have the rows of the worst case.
         """
         engine = self._open()
-        self._check_resources(num_sms, num_qps)
+        num_sms = self._check_resources(num_sms, num_qps)
         request = operations.Request(x, topk_weights, do_expand, do_zero_padding, use_tma_aligned_col_major_sf, num_sms)
         begin = launcher(request.device, previous_event, previous_event_before_epilogue, async_with_compute_stream,
                          allocate_on_comm_stream)
@@ -289,7 +295,7 @@ class ElasticBuffer:
         """Sends rows back to their source and sums them without weights, after the bias (a tensor or a pair). Returns
         (combined_x, combined_topk_weights or None, event). The order of additions is DeepEP's."""
         self._open()
-        self._check_resources(num_sms, num_qps)
+        num_sms = self._check_resources(num_sms, num_qps)
         device = checks.device_of("x", checks.tensor("x", x, (torch.bfloat16, torch.float16, torch.float32),
                                                      (None, None)))
         begin = launcher(device, previous_event, previous_event_before_epilogue, async_with_compute_stream,
@@ -401,17 +407,19 @@ class ElasticBuffer:
         return self._gathers("agrs_get_inplace_tensor").inplace(shapes, dtype)
 
 
-def _check_bytes(num_bytes: Optional[int], num_cpu_bytes: int, tokens: int, hidden: int) -> None:
+def _checked_bytes(num_bytes: Any, num_cpu_bytes: int, tokens: int, hidden: int) -> Optional[int]:
+    """num_bytes, as Python's integer."""
     if num_bytes is None:
         if not tokens or not hidden:
             raise wrong("num_bytes", "a number, or num_max_tokens_per_rank and hidden", "None")
         if num_cpu_bytes:
             raise wrong("num_cpu_bytes", "num_bytes with it", "None")
-        return
-    if not isinstance(num_bytes, int) or num_bytes <= 0 or num_bytes % sizes.ALIGNMENT:
+        return None
+    if not hasattr(num_bytes, "__index__") or num_bytes <= 0 or num_bytes % sizes.ALIGNMENT:
         raise wrong("num_bytes", "a positive multiple of %d" % sizes.ALIGNMENT, repr(num_bytes))
     if num_cpu_bytes % sizes.ALIGNMENT or num_cpu_bytes > num_bytes:
         raise wrong("num_cpu_bytes", "a multiple of %d, at most num_bytes" % sizes.ALIGNMENT, num_cpu_bytes)
+    return operator.index(num_bytes)
 
 
 def _check_cached(handle: Any, topk_idx: Any, stats: Any, num_experts: Any, tokens: Any, alignment: Any,

@@ -4,6 +4,7 @@
 import atexit
 import ctypes
 import gc
+import operator
 import os
 import sys
 import threading
@@ -51,7 +52,8 @@ def _make_config(config: Dict[str, Any]) -> _abi.GroupConfigStruct:
             raise ArgumentError(
                 Status.ARGUMENT, "config: expected names of %s, got %s" % (", ".join(known), name))
         try:
-            setattr(struct, name, value.encode() if isinstance(value, str) else value)
+            whole = operator.index(value) if hasattr(value, "__index__") else value  # ctypes takes no integers of NumPy
+            setattr(struct, name, value.encode() if isinstance(value, str) else whole)
         except (TypeError, ValueError):
             raise ArgumentError(
                 Status.ARGUMENT, "config.%s: expected %s, got %r" % (

@@ -5,6 +5,7 @@ from typing import Any, Callable, List, Tuple
 
 import deep_ep
 import epx
+import numpy
 import torch
 import torch.distributed as dist
 from ranks_high_throughput import exchange, layout
@@ -224,3 +225,28 @@ def test_absent_rank(world: World) -> None:
                 assert error.status != epx.Status.TIMEOUT or "rank %d" % late in error.message, error
         world.meet()
         buffer.destroy()
+
+
+def test_integers_of_numpy(world: World) -> None:
+    """Numbers may be integers of any kind, as for DeepEP's compiled functions; floats and bools are refused."""
+    whole, experts = numpy.int64, 2 * world.nranks
+    x = world.to(torch.ones(3, 128, dtype=torch.bfloat16))
+    idx, weights = world.to(torch.full((3, 1), (world.rank + 1) % experts)), world.to(torch.ones(3, 1))
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, whole(2 << 20), num_topk=whole(1), num_cpu_timeout_secs=whole(60))
+    recv, _idx, _weights, handle, _event = buffer.dispatch(
+        x, idx, num_experts=whole(experts), num_max_tokens_per_rank=whole(3), expert_alignment=numpy.int32(4),
+        num_sms=whole(4), do_expand=True)
+    assert torch.equal(buffer.combine(recv, handle, num_sms=whole(4))[0], x)
+    assert {type(number) for number in (handle.num_experts, handle.num_max_tokens_per_rank, handle.num_sms,
+                                        handle.expert_alignment, buffer.num_bytes)} == {int}
+    old = world.buffer()
+    assert old.get_dispatch_layout(idx, whole(experts))[0].sum() == 3
+    for _ in range(2):
+        recv, _counts, low, _event, _hook = old.low_latency_dispatch(x, idx, whole(3), whole(experts), use_fp8=False)
+        assert torch.equal(old.low_latency_combine(recv, idx, weights, low)[0], x)
+    for bad in (2.0, True, "2"):
+        try:
+            buffer.dispatch(x, idx, num_experts=experts, num_max_tokens_per_rank=3, expert_alignment=bad)
+            raise AssertionError("expert_alignment %r was taken" % (bad,))
+        except epx.ArgumentError as error:
+            assert "expert_alignment" in str(error), error
