@@ -30,6 +30,13 @@ def refused(why: str) -> CallError:
     return CallError(Status.USAGE, why)
 
 
+def describe(value: Any) -> str:
+    """What was given, for a message."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return "%s %s with strides %s on %s" % (value.dtype, list(value.shape), value.stride(), value.device)
+
+
 def _names(dtypes: Sequence[torch.dtype]) -> str:
     return " or ".join(str(d).replace("torch.", "") for d in dtypes)
 

@@ -76,22 +76,16 @@ def _tokens(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         raise wrong("x", "a tensor or a pair (tokens, scales)", "%d items" % len(pair))
     rows, scales = pair
     if not isinstance(rows, torch.Tensor) or rows.dim() != 2 or not rows.is_contiguous():
-        raise wrong("x", "a contiguous tensor [tokens, hidden]", _describe(rows))
+        raise wrong("x", "a contiguous tensor [tokens, hidden]", checks.describe(rows))
     if scales is None:
         return rows, None
     if not isinstance(scales, torch.Tensor) or scales.dim() != 2 or scales.element_size() != 4 \
             or scales.shape[0] != rows.shape[0] or scales.device != rows.device:
-        raise wrong("x[1]", "scales of 4 bytes [%d, *] on %s" % (rows.shape[0], rows.device), _describe(scales))
+        raise wrong("x[1]", "scales of 4 bytes [%d, *] on %s" % (rows.shape[0], rows.device), checks.describe(scales))
     most = -(-rows.shape[1] // 32)
     if not 1 <= scales.shape[1] <= most:
         raise wrong("x[1]", "1 to %d scales per row, one per 32 channels" % most, scales.shape[1])
     return rows, scales
-
-
-def _describe(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    return "%s %s with strides %s on %s" % (value.dtype, list(value.shape), value.stride(), value.device)
 
 
 class Routed(NamedTuple):

@@ -5,13 +5,12 @@ A fetch is two dispatches: the wanted entries go to their owners, and the owners
 every rank calls it, with any number of indices.
 """
 
-import struct
 from typing import Any, Callable, Optional, Tuple
 
 import epx
 import torch
 
-from ._checks import refused, wrong
+from ._checks import describe, refused, wrong
 from ._elastic_engine import ElasticEngine
 from ._elastic_move import Mover, current_stream
 from ._elastic_sizes import up
@@ -36,7 +35,8 @@ class Engram:
         # A fetch of more indices goes slice by slice: the tables of a group grow with its tokens.
         ranks = engine.nranks
         self._slice = min(self.most, max(_SLICE_TOKENS // ranks, _LEAST_SLICE))
-        self._asks = self._mover(_REQUEST_BYTES, self._slice, self._slice * ranks)
+        asked = max(self._slice, ranks)
+        self._asks = self._mover(_REQUEST_BYTES, asked, asked * ranks)
         self._replies = self._mover(self._row, self._slice * ranks, self._slice)
 
     def _mover(self, hidden_bytes: int, tokens: int, rows: int) -> Mover:
@@ -51,16 +51,25 @@ class Engram:
         """How many slices the rank with the most indices needs."""
         if self.most <= self._slice:
             return 1
-        counts = self._engine.bootstrap.allgather(struct.pack("q", count))
-        return max(-(-struct.unpack("q", part)[0] // self._slice) for part in counts)
+        ranks, stream = self._engine.nranks, current_stream(self._device)
+        own = torch.full((ranks, _REQUEST_BYTES // 4), -(-count // self._slice), dtype=torch.int32, device=self._device)
+        every = torch.empty_like(own)
+
+        def idx() -> torch.Tensor:
+            return torch.arange(ranks, dtype=torch.int32, device=self._device)[:, None].contiguous()
+        handle = self._asks.fixed("slices", idx, stream)  # row r goes to rank r
+        handle.dispatch(own.view(torch.bfloat16), every.view(torch.bfloat16), stream=stream)
+        self._asks.settle()
+        return int(every[:, 0].max())
 
     def fetch(self, indices: Any, tma_scales: bool) -> Callable[[], Tuple[torch.Tensor, Optional[torch.Tensor]]]:
         """Queues a fetch; the result of the returned function has the rows."""
         if not isinstance(indices, torch.Tensor) or indices.dtype is not torch.int32 or indices.dim() != 2 \
                 or not indices.is_contiguous() or indices.device != self._device:
-            raise wrong("indices", "contiguous int32 [tokens, n] on %s" % self._device, type(indices).__name__)
+            raise wrong("indices", "contiguous int32 [tokens, n] on %s" % self._device, describe(indices))
         if indices.numel() > self.most:
             raise wrong("indices", "at most %d, for which the buffer has room" % self.most, indices.numel())
+        self._check_range(indices)
         flat, width = indices.reshape(-1), self._hidden * self._dtype.itemsize
         parts = [self._fetch_slice(flat[i * self._slice:(i + 1) * self._slice])
                  for i in range(max(self._slices(flat.numel()), 1))]
@@ -69,6 +78,14 @@ class Engram:
             indices.shape[0], indices.shape[1] * self._hidden)
         scales = self._scales(indices, tma_scales)
         return lambda: (result, scales)
+
+    def _check_range(self, indices: torch.Tensor) -> None:
+        """On the CPU. On a GPU the host would have to wait for the indices."""
+        if self._device.type == "cpu" and indices.numel():
+            least, most = (int(end) for end in torch.aminmax(indices))
+            if least < 0 or most >= self._engine.nranks * self._entries:
+                raise wrong("indices", "0 to %d, rank * entries + entry" % (self._engine.nranks * self._entries - 1),
+                            least if least < 0 else most)
 
     def _fetch_slice(self, flat: torch.Tensor) -> torch.Tensor:
         """The rows of these indices, as bytes."""
@@ -121,11 +138,13 @@ def check_storage(engine: ElasticEngine, storage: Any, sf: Any, most_bytes: int)
     """Checks the arguments of engram_write()."""
     if not isinstance(storage, torch.Tensor) or storage.dim() != 2 or not storage.is_contiguous() \
             or storage.dtype not in (torch.bfloat16, torch.float8_e4m3fn):
-        raise wrong("storage", "a contiguous bf16 or e4m3 tensor [entries, hidden]", type(storage).__name__)
+        raise wrong("storage", "a contiguous bf16 or e4m3 tensor [entries, hidden]", describe(storage))
     if (storage.dtype is torch.float8_e4m3fn) != (sf is not None):
-        raise wrong("sf", "scales with e4m3 storage, None with bf16", "None" if sf is None else "a tensor")
-    if sf is not None and (sf.dim() != 2 or sf.shape[0] != engine.nranks * storage.shape[0] or sf.element_size() != 4):
-        raise wrong("sf", "4-byte scales [%d, *]" % (engine.nranks * storage.shape[0]), list(sf.shape))
+        raise wrong("sf", "scales with e4m3 storage, None with bf16", "None" if sf is None else describe(sf))
+    entries = engine.nranks * storage.shape[0]
+    if sf is not None and (not isinstance(sf, torch.Tensor) or sf.dim() != 2 or sf.shape[0] != entries
+                           or sf.element_size() != 4):
+        raise wrong("sf", "4-byte scales [%d, *]" % entries, describe(sf))
     needed = up(storage.shape[1] * storage.element_size()) * storage.shape[0]
     if needed > most_bytes:
         raise refused("engram_write: expected at most num_cpu_bytes = %d, got %d bytes" % (most_bytes, needed))

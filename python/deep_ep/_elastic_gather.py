@@ -8,12 +8,12 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import epx
 import torch
 
-from ._checks import refused, wrong
+from ._checks import describe, refused, wrong
 from ._elastic_engine import ElasticEngine
 from ._elastic_move import MOST_FANOUT, Mover, all_ranks, current_stream
 from ._elastic_sizes import Shapes, shape_list, up
 from ._elastic_streams import comm_stream
-from ._memory import CudaHeap, Heap
+from ._memory import CudaHeap, Form, Heap
 
 _LEAST_ROW, _MOST_ROW = 4096, 32768
 _MOST_GATHERS = 32
@@ -21,23 +21,28 @@ _MOST_GATHERS = 32
 
 @functools.lru_cache(maxsize=None)
 def row_bytes(nbytes: int) -> int:
-    """The rows that a tensor is cut into: a multiple of 16 that divides the tensor, of 4 to 32 KiB; 0 = none does."""
-    if nbytes % 16:
-        return 0
+    """The rows that a tensor is cut into: one row, rounded up to 16, up to 32 KiB. Of a larger tensor a multiple of 16
+    that divides it, of 4 to 32 KiB, or 4 KiB if none does."""
     if nbytes <= _MOST_ROW:
-        return nbytes
-    return next((row for row in range(_MOST_ROW, _LEAST_ROW - 1, -16) if nbytes % row == 0), 0)
+        return max(up(nbytes, 16), 16)
+    return next((row for row in range(_MOST_ROW, _LEAST_ROW - 1, -16) if nbytes % row == 0), _LEAST_ROW)
 
 
 class _Place:
     """A gathered tensor in the heap: [R, bytes], each rank's part rounded up where no row size divides it."""
 
-    def __init__(self, heap: Heap, ranks: int, shape: Tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, heap: Heap, device: torch.device, ranks: int, shape: Tuple[int, ...],
+                 dtype: torch.dtype) -> None:
         self.shape, self.dtype, self.ranks = shape, dtype, ranks
         self.nbytes = math.prod(shape) * dtype.itemsize
-        self.row = row_bytes(self.nbytes) or _LEAST_ROW
+        self.row = row_bytes(self.nbytes)
         self.part = up(self.nbytes, self.row)
-        self.flat = heap.empty((ranks, self.part), torch.uint8)
+        form = Form(((ranks, self.part), torch.uint8, None))
+        made = heap.try_make(form) if self.nbytes else form.ordinary(device)
+        if made is None:
+            raise refused("all_gather: expected room for %d bytes more; tensors of earlier sessions that are still "
+                          "referenced, or that were captured, keep theirs" % form.nbytes)
+        self.flat = made[0]
 
     def mine(self, rank: int) -> torch.Tensor:
         """This rank's part."""
@@ -87,19 +92,23 @@ class Gathers:
         if self._session is None:
             raise refused("%s: expected a session (create_agrs_session)" % call)
 
-    def _place(self, shape: Tuple[int, ...], dtype: torch.dtype) -> _Place:
-        self._used += up(self._engine.nranks * math.prod(shape) * dtype.itemsize)
-        if self._used > self._limits[0]:
+    def _make(self, wanted: Sequence[Tuple[Tuple[int, ...], torch.dtype]]) -> List[_Place]:
+        """Places of these shapes and dtypes. What is refused leaves the session as it was."""
+        ranks = self._engine.nranks
+        used = self._used + sum(up(ranks * math.prod(shape) * dtype.itemsize) for shape, dtype in wanted)
+        if used > self._limits[0]:
             raise refused("all_gather: expected at most num_max_session_bytes = %d in a session, got %d" % (
-                self._limits[0], self._used))
-        return _Place(self._heap, self._engine.nranks, shape, dtype)
+                self._limits[0], used))
+        places = [_Place(self._heap, self._device, ranks, *one) for one in wanted]
+        self._used = used
+        return places
 
     def inplace(self, shapes: Shapes, dtype: torch.dtype) -> Union[torch.Tensor, Tuple[torch.Tensor, ...]]:
         """This rank's place of the next all-gather."""
         self._need_session("agrs_get_inplace_tensor")
         given = list(shapes)
         one = all(isinstance(extent, int) for extent in given)
-        self._pending = [self._place(shape, dtype) for shape in shape_list(given)]
+        self._pending = self._make([(shape, dtype) for shape in shape_list(given)])
         places = tuple(place.mine(self._engine.rank) for place in self._pending)
         return places[0] if one else places
 
@@ -110,7 +119,7 @@ class Gathers:
             return pending
         if pending:
             raise wrong("tensors", "those of agrs_get_inplace_tensor, in the same order", "others")
-        return [self._place(tuple(t.shape), t.dtype) for t in tensors]
+        return self._make([(tuple(t.shape), t.dtype) for t in tensors])
 
     def run(self, given: Any) -> Tuple[Any, ...]:
         """One all-gather, of one tensor or of several."""
@@ -118,11 +127,11 @@ class Gathers:
         tensors = list(given) if isinstance(given, (tuple, list)) else [given]
         for t in tensors:
             if not isinstance(t, torch.Tensor) or not t.is_contiguous() or t.device != self._device:
-                raise wrong("t", "contiguous tensors on %s" % self._device, "others")
-        self._count += 1
-        if self._count > self._limits[1]:
-            raise refused("all_gather: expected at most %d in a session" % self._limits[1])
+                raise wrong("t", "contiguous tensors on %s" % self._device, describe(t))
+        if self._count == self._limits[1]:
+            raise refused("all_gather: expected at most num_max_all_gathers_per_session = %d" % self._count)
         places = self._places(tensors)
+        self._count += 1
         stream = self._begin(tensors)
         for t, place in zip(tensors, places):
             self._send(t, place, stream)

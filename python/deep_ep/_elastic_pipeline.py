@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Tuple
 import epx
 import torch
 
-from ._checks import wrong
+from ._checks import describe, wrong
 from ._elastic_engine import ElasticEngine
 from ._elastic_move import Mover, as_rows, current_stream
 
@@ -118,7 +118,7 @@ class Pipeline:
         if peer not in ((self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks) or peer == self._rank:
             raise wrong(name, "a neighbour of rank %d in the ring of %d" % (self._rank, self._ranks), peer)
         if not isinstance(t, torch.Tensor) or not t.is_contiguous() or t.device != self._device:
-            raise wrong("t", "a contiguous tensor on %s" % self._device, type(t).__name__)
+            raise wrong("t", "a contiguous tensor on %s" % self._device, describe(t))
         nbytes = t.numel() * t.element_size()
         if nbytes % 32 or not 0 < nbytes <= self._bytes:
             raise wrong("t", "a multiple of 32 bytes, at most %d" % self._bytes, nbytes)

@@ -334,7 +334,7 @@ class ElasticBuffer:
         (data [tokens, n * hidden], scales or None). Collective, unlike DeepEP's: all ranks call it, with any number of
         indices; it waits on the host for the number of rows that other ranks want."""
         part = self._part("engram", "engram_fetch", "engram_write")
-        self._unused(num_qps=(num_qps, 0))
+        self._check_qps(num_qps)
         return part.fetch(indices, use_tma_aligned_col_major_sf)
 
     def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:

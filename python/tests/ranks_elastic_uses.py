@@ -6,7 +6,7 @@ import copy
 import inspect
 import io
 import time
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, List
 from unittest import mock
 
 import deep_ep
@@ -305,6 +305,11 @@ def test_limits_of_other_parts(world: World) -> None:
         buffer.engram_write(table)
         data, none = buffer.engram_fetch(index)()
         assert none is None and data.tolist() == [[float(after)] * 7 + [float(me)] * 7]
+        for what, bad, qps in (("num_allocated_qps", index, 1000), ("int64 [1, 2]", index.long(), 0),
+                               ("0 to %d" % (4 * ranks - 1), index + 4 * ranks, 0), ("got -1", index * 0 - 1, 0)):
+            if device.type == "cpu" or bad is index or bad.dtype is torch.int64:  # on a GPU nobody reads the indices
+                with refused(what):
+                    buffer.engram_fetch(bad, num_qps=qps)
         buffer.pp_set_config(4096, 2)
         for t, peer in ((one, me), (one, (me + 2) % ranks), (one[:1], after), (one.repeat(64), after)):
             if ranks > 3 or peer != (me + 2) % ranks:
@@ -335,13 +340,43 @@ def check_gathers(world: World, buffer: deep_ep.ElasticBuffer) -> None:
             assert gathered.shape == (ranks, *mine.shape) and gathered.dtype is mine.dtype
             assert gathered.reshape(ranks, -1)[:, :1].flatten().tolist() == (
                 list(range(ranks)) if mine.numel() else [])
-        with refused("at most 3"):
+        with refused("num_max_all_gathers_per_session = 3"):
             buffer.all_gather(mine)
     with refused("same session"):
         done()
     for _ in range(2):  # an exception ends the session
         with refused("num_max_session_bytes"), buffer.agrs_new_session():
             buffer.all_gather(torch.zeros(1 << 20, device=device))
+    check_session_limits(world, buffer)
+
+
+def check_session_limits(world: World, buffer: deep_ep.ElasticBuffer) -> None:
+    """A refused all-gather leaves the session as it was. Many small tensors take what the formula says. Tensors of
+    earlier sessions that are kept take their memory away from later ones."""
+    part = torch.full(((1 << 20) // world.nranks // 4096 * 4096,), world.rank, dtype=torch.uint8, device=world.device)
+    with buffer.agrs_new_session():
+        for _ in range(4):
+            with refused("num_max_session_bytes"):
+                buffer.all_gather((part, part))
+        *gathered, done = buffer.all_gather([part[i:i + 3].clone() for i in range(2800 // world.nranks)])
+        done()
+        assert all(one[:, 1].tolist() == list(range(world.nranks)) for one in gathered)
+    kept: List[Any] = [gathered]
+
+    def keep() -> None:
+        for _ in range(20):
+            with buffer.agrs_new_session():
+                *one, done = buffer.all_gather(part)
+                done()
+                kept.append(one)
+    with refused("tensors of earlier sessions that are still referenced"):
+        keep()
+    assert len(kept) > 2
+    del kept[:], gathered
+    with buffer.agrs_new_session():
+        gathered, done = buffer.all_gather(part)
+        done()
+        assert gathered[:, 0].tolist() == list(range(world.nranks))
 
 
 def test_gate(world: World) -> None:
