@@ -20,7 +20,7 @@ def get_physical_domain_size(group: Any) -> Tuple[int, int]:
     cut = os.environ.get("EPX_RANKS_PER_NODE", "")
     known = _known.setdefault(group, {})
     if cut not in known:
-        node_of = probe_nodes(epx.bootstrap.from_torch(group))[2]
+        node_of = probe_nodes(epx.bootstrap.from_torch(group))[1]
         per = local_index(node_of) or len(node_of)
         known[cut] = (len(node_of) // per, per)
     return known[cut]

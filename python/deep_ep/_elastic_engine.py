@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import epx
 import torch
 
+from ._elastic_meeting import Meeting
 from ._engine import Engine, Pool
 from ._routing import Routing
 from ._settings import Settings
@@ -28,8 +29,9 @@ class ElasticSettings(Settings):
     """The sizes that the caller of ElasticBuffer gives; 0 = not given."""
 
     def __init__(self, num_bytes: int, max_tokens: int, hidden: int, topk: int, gpu_timeout_s: int,
-                 use_fabric: bool) -> None:
+                 use_fabric: bool, cpu_timeout_s: int = 300) -> None:
         super().__init__(num_bytes, 0, False, use_fabric)
+        self.cpu_timeout_s, self.gpu_timeout_s = cpu_timeout_s, gpu_timeout_s
         self.elastic_tokens, self.hidden, self.topk = max_tokens, hidden, topk
         self.timeout_ms = 0 if gpu_timeout_s == _DEFAULT_TIMEOUT_S else gpu_timeout_s * 1000
 
@@ -102,12 +104,15 @@ class ElasticEngine(Engine):
     def __init__(self, bootstrap: epx.Bootstrap, settings: ElasticSettings) -> None:
         super().__init__(bootstrap, settings)
         self._small: Dict[torch.device, epx.Group] = {}
+        self._meeting = Meeting(bootstrap)
+        self.store = self._meeting.store  # of torch.distributed, if all ranks have the same one
 
     def elastic_pool(self, device: torch.device, num_experts: int, max_tokens: int, hidden_bytes: int,
                      topk: int) -> ElasticPool:
         """The pool for a dispatch of these sizes. It is created if needed, which is collective."""
         pool = self._high.get((device, num_experts))
         if pool is None or max_tokens > pool.max_tokens or not pool.fits(topk, hidden_bytes):
+            self._meet("Dispatch CPU wait", "num_cpu_timeout_secs", self.settings.cpu_timeout_s)
             had = (pool.max_tokens, pool.hidden_bytes, pool.topk) if pool is not None else (0, 0, 0)
             self._replace(self._high.pop((device, num_experts), None), self._old_high)  # first: it may need its memory
             given = self.settings
@@ -117,6 +122,12 @@ class ElasticEngine(Engine):
             self._high[(device, num_experts)] = pool
         assert isinstance(pool, ElasticPool)
         return pool
+
+    def _meet(self, what: str, limit: str, timeout_s: float) -> None:
+        """Called before a group is created. Not for another attempt after Ctrl-C: ranks that have met already wait for
+        each other in the all-gather itself."""
+        if not self.bootstrap.left:
+            self._meeting.wait(what, limit, timeout_s)
 
     def _make_elastic(self, device: torch.device, num_experts: int, max_tokens: int, hidden_bytes: int,
                       topk: int) -> ElasticPool:
@@ -133,10 +144,17 @@ class ElasticEngine(Engine):
         """A group for barriers. It is created if needed, which is collective."""
         group = self._small.get(device)
         if group is None:
+            self._meet("barrier", *self._gpu_timeout())
             group = self._small[device] = self._group(
                 device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=self.nranks, max_tokens_per_rank=1,
                 max_hidden_bytes=16, max_topk=1, alloc_bytes=4096, num_agents=1, timeout_ms=self.settings.timeout_ms)
         return group
+
+    def _gpu_timeout(self) -> Tuple[str, float]:
+        """(its name, seconds): of every wait of the groups."""
+        if self.settings.timeout_ms:
+            return "num_gpu_timeout_secs", self.settings.gpu_timeout_s
+        return "EPX_TIMEOUT_MS / 1000", 1e-3 * self.timeout_ms
 
     def _close_small(self, wait: bool = True) -> None:
         small, self._small = self._small, {}
@@ -146,6 +164,7 @@ class ElasticEngine(Engine):
     def recover(self) -> None:
         """Destroys the groups; the next calls create new ones."""
         self._close_small()
+        self.bootstrap.left = False  # as on the other ranks: all of them meet before the next group
         super().recover()
 
     def close(self, handles_too: bool) -> None:

@@ -16,6 +16,7 @@ Everything runs on the caller's current stream. A send waits for nobody while fe
 received, so ranks may all send first, and no kernel of a send stays on a GPU that the receiver's kernels need.
 """
 
+import uuid
 from typing import Any, Dict, List, Tuple
 
 import epx
@@ -39,7 +40,7 @@ def _pair_bootstrap(engine: ElasticEngine, name: str, edge: Tuple[int, int]) -> 
     """An all-gather of two ranks, through the store of torch.distributed."""
     import torch.distributed as dist
 
-    store = dist.PrefixStore("epx/%s/%d-%d" % (name, *edge), dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore("epx/%s/%d-%d" % (name, *edge), engine.store)
     me, steps = edge.index(engine.rank), [0]
 
     def gather(data: bytes) -> List[bytes]:
@@ -102,14 +103,14 @@ class _Channel:
 class Pipeline:
     """The channels of one rank."""
 
-    def __init__(self, engine: ElasticEngine, device: torch.device, name: str, tensor_bytes: int,
-                 inflight: int) -> None:
+    def __init__(self, engine: ElasticEngine, device: torch.device, tensor_bytes: int, inflight: int) -> None:
         self._rank, self._ranks, self._bytes = engine.rank, engine.nranks, tensor_bytes
         self._device = device
         rows = -(-tensor_bytes // _ROW)
         # Low latency may receive the rows of both ranks. Senders name receive rows too, into which nothing comes.
         recv_rows = [torch.empty(1, 2 * rows, _ROW // 2, dtype=torch.bfloat16, device=device) for _ in range(2)]
         before = (self._rank - 1) % self._ranks
+        name = engine.bootstrap.allgather(uuid.uuid4().hex.encode())[0].decode()
         self._channels: Dict[Tuple[int, int], _Channel] = {
             edge: _Channel(engine, name, edge, recv_rows[edge == (before, self._rank)], inflight)
             for edge in _edges(engine.nranks) if engine.rank in edge and edge[0] != edge[1]}

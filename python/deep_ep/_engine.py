@@ -170,13 +170,13 @@ def _probe_group(bootstrap: epx.Bootstrap, use_fabric: bool) -> epx.Group:
     return epx.Group(bootstrap, device=epx.Device.CPU, **config)
 
 
-def probe_nodes(bootstrap: epx.Bootstrap, use_fabric: bool = False) -> Tuple[int, int, Tuple[int, ...]]:
-    """(node of this rank, nodes, node of each rank). Collective."""
+def probe_nodes(bootstrap: epx.Bootstrap, use_fabric: bool = False) -> Tuple[epx.GroupInfo, Tuple[int, ...]]:
+    """(a group's properties, node of each rank). Collective."""
     probe = _probe_group(bootstrap, use_fabric)
     info = probe.info
     nodes = [struct.unpack("i", part)[0] for part in bootstrap.allgather(struct.pack("i", info.node))]
     probe.destroy()
-    return info.node, info.nnodes, tuple(nodes)
+    return info, tuple(nodes)
 
 
 class Engine:
@@ -197,7 +197,8 @@ class Engine:
         # On GPUs, those that were replaced included.
         self._groups: List[Tuple[int, "weakref.ref[epx.Group]"]] = []
         self.rank, self.nranks = bootstrap.rank, bootstrap.nranks
-        self.node, self.nnodes, self.node_of = probe_nodes(bootstrap, settings.use_fabric)
+        info, self.node_of = probe_nodes(bootstrap, settings.use_fabric)
+        self.node, self.nnodes, self.timeout_ms = info.node, info.nnodes, info.timeout_ms  # EPX_TIMEOUT_MS, or 100000
 
     def close(self, handles_too: bool) -> None:
         """Destroys the groups. Without `handles_too`, for finalizers, a group with referenced handles lives until they

@@ -5,7 +5,6 @@ import atexit
 import contextlib
 import operator
 import os
-import uuid
 import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Union
@@ -78,7 +77,8 @@ class ElasticBuffer:
         bootstrap = epx.bootstrap.from_torch(group)
         num_bytes = _checked_bytes(num_bytes, num_cpu_bytes, num_max_tokens_per_rank, hidden)
         self._engine = ElasticEngine(bootstrap, ElasticSettings(
-            num_bytes or 0, num_max_tokens_per_rank, hidden, num_topk, num_gpu_timeout_secs, self._use_fabric))
+            num_bytes or 0, num_max_tokens_per_rank, hidden, num_topk, num_gpu_timeout_secs, self._use_fabric,
+            num_cpu_timeout_secs))
         self.group = group
         self.rank_idx, self.num_ranks = bootstrap.rank, bootstrap.nranks
         unused.variables(self.rank_idx)
@@ -345,8 +345,10 @@ class ElasticBuffer:
         if needed > self.num_bytes:
             raise wrong("num_max_tensor_bytes, num_max_inflight_tensors", "at most num_bytes = %d" % self.num_bytes,
                         needed)
-        name = self._open().bootstrap.allgather(uuid.uuid4().hex.encode())[0].decode()
-        self._set_part("pipeline", lambda: Pipeline(self._engine, default_device(), name, num_max_tensor_bytes,
+        if self._open().store is None and self.num_ranks > 1:
+            raise refused("pp_set_config: expected ranks that share a store of torch.distributed (init_process_group "
+                          "makes one), got none, or several")
+        self._set_part("pipeline", lambda: Pipeline(self._engine, default_device(), num_max_tensor_bytes,
                                                     num_max_inflight_tensors))
 
     def pp_send(self, t: torch.Tensor, dst_rank_idx: int, num_sms: int = 0) -> None:

@@ -23,6 +23,7 @@ from ._streams import hinted
 from .elastic import ElasticBuffer
 
 _MOST_TOPK = 32
+_LATEST_S = 1800  # a rank may come to its first dispatch so late; torch's collectives wait as long
 _Dispatched = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], HybridEPHandle]
 _Permuted = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], torch.Tensor, HybridEPHandle]
 
@@ -103,7 +104,7 @@ class HybridEPBuffer:
         experts = num_local_experts * self.group_size
         self._elastic = (_OverFabric if use_mnnvl else ElasticBuffer)(
             group, num_max_tokens_per_rank=max(max_num_of_tokens_per_rank, 1), hidden=hidden_dim,
-            num_topk=min(experts, _MOST_TOPK))
+            num_topk=min(experts, _MOST_TOPK), num_cpu_timeout_secs=_LATEST_S)
         engine = self._elastic._open()
         given = [struct.unpack("q", part)[0]
                  for part in engine.bootstrap.allgather(struct.pack("q", max_num_of_tokens_per_rank))]

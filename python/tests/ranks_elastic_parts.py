@@ -10,13 +10,15 @@ import random
 import tempfile
 import time
 import warnings
-from typing import Any, List
+from typing import Any, Callable, List
 from unittest import mock
 
 import deep_ep
 import epx
 import torch
 import torch.distributed as dist
+from deep_ep import _elastic_meeting
+from deep_ep._elastic_meeting import Meeting
 from ranks_elastic import HIDDEN, elastic, make_work, send
 from reference import same_bits
 from suite import World, environment, refused
@@ -287,18 +289,61 @@ def test_barrier(world: World) -> None:
 
 
 def test_cpu_timeout(world: World) -> None:
-    """[E] 2: the host's wait for counts is bounded by num_cpu_timeout_secs: "Dispatch CPU wait"."""
+    """[E] 2: the host's wait for counts is bounded by num_cpu_timeout_secs: "Dispatch CPU wait". So is that for the
+    ranks in the first dispatch, which goes on when they come."""
     work = make_work(world, 2)
     with elastic(world, num_cpu_timeout_secs=1, num_gpu_timeout_secs=3) as buffer:
-        send(world, buffer, work)
-        world.meet()
-        if world.rank != 1:
-            try:
+        for why in ("rank 1 did not make this call", "counts of the other ranks"):
+            if world.rank != 1:
+                try:
+                    send(world, buffer, work)
+                    raise AssertionError("a dispatch without rank 1 succeeded")
+                except epx.TimeoutExpired as error:
+                    assert "Dispatch CPU wait" in str(error) and why in str(error), error
+                    assert "num_cpu_timeout_secs = 1" in str(error), error
+            world.meet()
+            if why.startswith("rank"):
                 send(world, buffer, work)
-                raise AssertionError("a dispatch without rank 1 succeeded")
-            except epx.TimeoutExpired as error:
-                assert "Dispatch CPU wait" in str(error) and "num_cpu_timeout_secs = 1" in str(error), error
+                world.meet()
+
+
+def times_out(call: Callable[[], Any], *words: str) -> None:
+    """Checks that it does, and says so."""
+    try:
+        call()
+    except epx.TimeoutExpired as error:
+        assert all(word in str(error) for word in words), error
+        return
+    raise AssertionError("expected TimeoutExpired")
+
+
+def test_meetings(world: World) -> None:
+    """A rank that comes when the others have given up does not go on without them; then all meet. The deadline of a
+    barrier is EPX_TIMEOUT_MS. Ranks whose stores are not one and the same, or can do nothing, do not meet."""
+    meeting = Meeting(epx.bootstrap.from_torch())
+    if world.rank != 1:
+        times_out(lambda: meeting.wait("call", "limit", 0.2), "call: rank ", "1", " did not", "limit = 0.2")
+    world.meet()
+    if world.rank == 1:
+        times_out(lambda: meeting.wait("call", "limit", 0.2), "call: rank 0", "limit = 0.2")
+    world.meet()
+    for _ in range(3):
+        meeting.wait("call", "limit", 60)
+    assert meeting._old == [meeting._number - 1]
+    with environment(EPX_TIMEOUT_MS="70000"), elastic(world) as buffer:
+        engine = buffer._engine
+        given, engine.timeout_ms = engine.timeout_ms, 50
+        if world.rank != 1:
+            times_out(buffer.barrier, "barrier: rank ", "EPX_TIMEOUT_MS / 1000 = 0.05")
+            times_out(lambda: buffer.pp_set_config(1 << 10, 2), "barrier: rank ", "EPX_TIMEOUT_MS / 1000 = 0.05")
         world.meet()
+        engine.timeout_ms = given
+        assert engine._gpu_timeout() == ("EPX_TIMEOUT_MS / 1000", 70)
+        buffer.barrier()
+    for store in (dist.HashStore(), dist.PrefixStore("none", dist.Store())):
+        with mock.patch.object(_elastic_meeting, "_store", lambda store=store: store), elastic(world) as buffer:
+            buffer._engine._meeting.wait("call", "limit", 0)
+            assert is_refused(lambda: buffer.pp_set_config(1 << 10, 2), "ranks that share a store")
 
 
 def test_release_is_local(world: World) -> None:
@@ -517,3 +562,13 @@ def test_all_gather(world: World) -> None:
         done()
         assert torch.equal(all_ranks.cpu()[:, 0, 0].float(), torch.arange(ranks).float())
         buffer.destroy_agrs_session()
+
+
+def is_refused(call: Callable[[], Any], what: str) -> bool:
+    """Does it end with a UsageError whose text has `what`?"""
+    try:
+        call()
+    except epx.UsageError as failure:
+        assert what in str(failure), failure
+        return True
+    return False

@@ -18,6 +18,8 @@ import numpy
 import torch
 
 import epx
+from deep_ep import _elastic_meeting
+from deep_ep._elastic_meeting import Meeting
 from epx import _rounds as rounds
 from epx import dlpack
 from epx._abi import TensorStruct
@@ -92,6 +94,20 @@ class Interrupts(unittest.TestCase):
                 epx.Group(epx.Bootstrap(0, 1, lambda data: [data]), num_experts=1, max_tokens_per_rank=1,
                           max_hidden_bytes=16)
         self.assertEqual(epx._library.load().epx_group_stats_reset(created[0]), epx.Status.ARGUMENT)
+
+
+class Meetings(unittest.TestCase):
+    def test_many_ranks_ask_the_store_seldom(self) -> None:
+        """2000 ranks that wait for one, half an hour: all together a thousand times a second."""
+        meeting, store, clock = Meeting(epx.Bootstrap(0, 1, lambda data: [data])), mock.Mock(), mock.Mock()
+
+        def sleep(seconds):
+            clock.monotonic.return_value += seconds
+        store.check.return_value, clock.sleep.side_effect, clock.monotonic.return_value = False, sleep, 0.0
+        meeting._nranks = 2000
+        with mock.patch.object(_elastic_meeting, "time", clock):
+            self.assertFalse(meeting._decided(store, 1800.0))
+        self.assertLess(store.check.call_count, 950)
 
 
 class Descriptors(unittest.TestCase):
