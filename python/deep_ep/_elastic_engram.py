@@ -22,6 +22,8 @@ _SLICE_TOKENS, _LEAST_SLICE = 1 << 18, 1 << 12
 class Engram:
     """The table of one buffer."""
 
+    captured = False  # a fetch waits on the host: it cannot be captured
+
     def __init__(self, engine: ElasticEngine, storage: torch.Tensor, sf: Optional[torch.Tensor],
                  fetch_bytes: int) -> None:
         self._engine, self._device = engine, storage.device

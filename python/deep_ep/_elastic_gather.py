@@ -75,6 +75,7 @@ class Gathers:
         self._session: Optional[object] = None
         self._used, self._count = 0, 0
         self._pending: List[_Place] = []
+        self._captured: List[_Place] = []  # that graphs write to whenever they are replayed
 
     def begin(self) -> None:
         """Begins a session."""
@@ -94,6 +95,9 @@ class Gathers:
 
     def _make(self, wanted: Sequence[Tuple[Tuple[int, ...], torch.dtype]]) -> List[_Place]:
         """Places of these shapes and dtypes. What is refused leaves the session as it was."""
+        if self._mover.capturing():
+            raise refused("all_gather: a capture takes tensors of agrs_get_inplace_tensor only, made before it: what a "
+                          "capture allocates is in the graph's memory, where other ranks cannot write")
         ranks = self._engine.nranks
         used = self._used + sum(up(ranks * math.prod(shape) * dtype.itemsize) for shape, dtype in wanted)
         if used > self._limits[0]:
@@ -132,6 +136,9 @@ class Gathers:
             raise refused("all_gather: expected at most num_max_all_gathers_per_session = %d" % self._count)
         places = self._places(tensors)
         self._count += 1
+        self._mover.record_capture()
+        if self._mover.capturing():
+            self._captured.extend(places)
         stream = self._begin(tensors)
         for t, place in zip(tensors, places):
             self._send(t, place, stream)
@@ -190,8 +197,14 @@ class Gathers:
             current.wait_stream(stream)
         return wait
 
+    @property
+    def captured(self) -> bool:
+        """True if an all-gather was captured into a graph."""
+        return self._mover.captured
+
     def close(self, wait: bool) -> None:
         """Destroys the group. Local."""
         self._pending.clear()
+        self._captured.clear()
         self._heap.close()
         self._mover.close(wait)

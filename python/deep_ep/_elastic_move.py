@@ -10,7 +10,7 @@ import torch
 
 from ._elastic_engine import ElasticEngine
 from ._elastic_streams import comm_stream
-from ._streams import settle
+from ._streams import capture_of, settle
 
 MOST_FANOUT = 32  # destinations of one row
 
@@ -37,6 +37,13 @@ class Mover:
         self.group, self.device = group, device
         self._fixed: Dict[Any, epx.Handle] = {}
         self._free: Optional[epx.Handle] = None
+        self.capturing = capture_of(device)
+        self.captured = False  # True once an operation was captured into a graph
+
+    def record_capture(self) -> None:
+        """Called in each operation that can be captured."""
+        if self.capturing():
+            self.captured = True
 
     def fixed(self, key: Any, idx: Any, stream: Any) -> epx.Handle:
         """The handle with the routing that `idx()` gives, made at first use, by all ranks alike."""
@@ -85,6 +92,7 @@ class Barriers:
         """One barrier."""
         device = default_device()
         mover, handle, nothing = self._mover(device)
+        mover.record_capture()
         if device.type == "cpu":
             handle.update(nothing)
             mover.settle()
@@ -100,6 +108,11 @@ class Barriers:
             current.wait_stream(stream)
         if with_cpu_sync:
             torch.cuda.synchronize(device)
+
+    @property
+    def captured(self) -> bool:
+        """True if a barrier was captured into a graph."""
+        return any(mover.captured for mover, _handle, _nothing in self._movers.values())
 
     def close(self) -> None:
         """Lets go of the groups, which the engine destroys."""

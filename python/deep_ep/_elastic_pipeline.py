@@ -81,6 +81,7 @@ class _Channel:
 
     def send(self, t: torch.Tensor) -> None:
         """Queues a send on the current stream."""
+        self.mover.record_capture()
         stream, rows = current_stream(self._device), self._rows(t)
         handle = self._handles[self._sent % len(self._handles)]
         handle.complete(stream)  # of the send that used the slot before
@@ -91,6 +92,7 @@ class _Channel:
 
     def recv(self, t: torch.Tensor) -> None:
         """Receives into a tensor, on the current stream."""
+        self.mover.record_capture()
         stream, handle = current_stream(self._device), self._handles[0]
         handle.update(self._idx[:0])
         handle.dispatch(self._recv_rows[0, :0], self._recv_rows, send_only=True, stream=stream)
@@ -133,6 +135,11 @@ class Pipeline:
         """Receives from a neighbour."""
         self._check(t, "src_rank_idx", peer)
         self._channels[(peer, self._rank)].recv(t)
+
+    @property
+    def captured(self) -> bool:
+        """True if a send or a receive was captured into a graph."""
+        return any(channel.mover.captured for channel in self._channels.values())
 
     def close(self, wait: bool) -> None:
         """Destroys the groups. Local."""

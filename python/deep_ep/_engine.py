@@ -16,7 +16,7 @@ import collections
 import os
 import struct
 import weakref
-from typing import Any, Callable, DefaultDict, Dict, List, Optional, Tuple
+from typing import Any, DefaultDict, Dict, List, Optional, Tuple
 
 import epx
 import torch
@@ -25,7 +25,7 @@ from epx._library import load
 from ._checks import refused
 from ._memory import CudaHeap, Heap
 from ._settings import LOW_LATENCY_TOPK, Settings, hinted_sizes
-from ._streams import settle
+from ._streams import capture_of, settle
 
 
 _SPARE_HANDLES = 3
@@ -39,8 +39,7 @@ class Pool:
         self.device = device
         self.lib = load()
         self.on_cpu = device.type == "cpu"
-        # Returns True while the current stream is captured into a graph.
-        self.capturing: Callable[[], bool] = (lambda: False) if self.on_cpu else torch._C._cuda_isCurrentStreamCapturing
+        self.capturing = capture_of(device)
         self._index = device.index or 0
         self.max_tokens = max_tokens
         self.topk = topk
@@ -209,9 +208,10 @@ class Engine:
             pool.close() if handles_too else pool.leave_alone()
         self._bootstrap = None
 
-    def check_graphs(self, graphs_released: bool) -> None:
-        """Raises if a graph may be replayed that would go on in the memory of groups that recover() destroys."""
-        if not graphs_released and any(pool.captured for pool in self._pools()):
+    def check_graphs(self, graphs_released: bool, others: bool = False) -> None:
+        """Raises if a graph may be replayed that would go on in the memory of groups that recover() destroys. `others`:
+        operations of groups without a pool were captured."""
+        if not graphs_released and (others or any(pool.captured for pool in self._pools())):
             raise refused("recover: operations of this buffer were captured into graphs, whose replays would use "
                           "memory that recover() frees: release these graphs on all ranks, then call "
                           "recover(graphs_released=True), and capture again")

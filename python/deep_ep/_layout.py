@@ -105,7 +105,10 @@ class LayoutPlan:
         `reuse`: other streams read the results, and torch's allocator is told of them."""
         tokens = topk_idx.shape[0]
         results = self._results.get(tokens) or self._results_for(tokens)
-        tensors, _kept = results.take(stream, not reuse or torch._C._cuda_isCurrentStreamCapturing())
+        capturing = self._pool.capturing()
+        if capturing:
+            self._pool.captured = True  # a replay runs the kernel with the memory of this group
+        tensors, _kept = results.take(stream, not reuse or capturing)
         per_rank, per_expert, per_node, marks = tensors
         self._idx.shape[0] = self._marks.shape[0] = tokens
         self._idx.data, self._marks.data = topk_idx.data_ptr(), marks.data_ptr()

@@ -10,7 +10,7 @@ CPU tensors have no streams: "the current stream waits" means that the call retu
 """
 
 import contextlib
-from typing import Any, ContextManager, Iterable, Iterator, List, Optional
+from typing import Any, Callable, ContextManager, Iterable, Iterator, List, Optional
 
 import epx
 import torch
@@ -48,6 +48,11 @@ def _is_masked(group: epx.Group, error: Any) -> bool:
     """Is the error that of a rank which is masked now?"""
     lost = group.masks and (error.status, error.phase) == (epx.Status.PEER, "network")
     return bool(lost) or error.message.endswith("it is masked now")
+
+
+def capture_of(device: torch.device) -> Callable[[], bool]:
+    """A function that returns True while the current stream of the device is captured into a graph."""
+    return (lambda: False) if device.type == "cpu" else torch._C._cuda_isCurrentStreamCapturing
 
 
 def current_address(device: torch.device) -> int:

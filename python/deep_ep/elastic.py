@@ -7,7 +7,7 @@ import operator
 import os
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import epx
 import torch
@@ -95,6 +95,7 @@ class ElasticBuffer:
         self._num_sms: Dict[Any, int] = {}
         self._barriers = Barriers(self._engine)
         self._parts: Dict[str, Any] = {}  # Engram, pipeline and all-gather, once they are configured
+        self._old_parts: List[Any] = []  # that were configured again, and that graphs use
         _living.add(self)
         if os.environ.get("EP_BUFFER_DEBUG", "0") not in ("", "0"):
             print("deep_ep.ElasticBuffer: rank %d of %d, %d x %d domains, %d bytes" % (
@@ -127,14 +128,15 @@ class ElasticBuffer:
         `graphs_released` that no graph will be replayed. Engram, pipeline and all-gather are to be configured again.
         An addition to DeepEP's interface."""
         self._open()
-        self._engine.check_graphs(graphs_released)
+        self._engine.check_graphs(graphs_released, self._barriers.captured or any(
+            part.captured for part in (*self._parts.values(), *self._old_parts)))
         self._close_parts(wait=True)
         self._engine.recover()
 
     def _close_parts(self, wait: bool) -> None:
-        for part in self._parts.values():
+        for part in (*self._parts.values(), *self._old_parts):
             part.close(wait)
-        self._parts = {}
+        self._parts, self._old_parts = {}, []
         self._barriers.close()
 
     def _close(self, handles_too: bool) -> None:
@@ -311,7 +313,9 @@ class ElasticBuffer:
         self._open()
         self.barrier(with_cpu_sync=True)
         old = self._parts.pop(name, None)
-        if old is not None:
+        if old is not None and old.captured:
+            self._old_parts.append(old)
+        elif old is not None:
             old.close(wait=True)
         self._parts[name] = make()
         self.barrier(with_cpu_sync=True)

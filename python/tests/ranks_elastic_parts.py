@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from deep_ep import _elastic_meeting
 from deep_ep._elastic_meeting import Meeting
+from deep_ep._elastic_move import default_device
 from ranks_elastic import HIDDEN, elastic, make_work, send
 from reference import same_bits
 from suite import World, environment, refused
@@ -572,3 +573,49 @@ def is_refused(call: Callable[[], Any], what: str) -> bool:
         assert what in str(failure), failure
         return True
     return False
+
+
+def refuses_recovery(buffer: deep_ep.ElasticBuffer) -> bool:
+    """Does recover() ask for the graphs to be released?"""
+    return is_refused(buffer.recover, "graphs_released=True")
+
+
+def test_captured_parts(world: World) -> None:
+    """A barrier and an all-gather that were captured into a graph: their groups live until the caller says that the
+    graphs are released, also where the all-gather is configured again."""
+    with elastic(world, num_bytes=BIG) as buffer:
+        buffer.barrier()
+        mover, _handle, _nothing = buffer._barriers._mover(default_device())
+        captures, mover.capturing = mover.capturing, lambda: True  # as in a capture
+        buffer.barrier()
+        mover.capturing = captures
+        assert refuses_recovery(buffer) and mover.group.alive
+        world.meet()
+        buffer.recover(graphs_released=True)
+        assert not mover.group.alive
+
+        buffer.agrs_set_config(1 << 20, 4)
+        old = buffer._parts["gathers"]
+        captures = old._mover.capturing
+        for captured in (False, True):
+            with buffer.agrs_new_session():
+                place = buffer.agrs_get_inplace_tensor((16,), torch.int64)
+                place.fill_(world.rank)
+                old._mover.capturing = lambda captured=captured: captured
+                gathered, wait = buffer.all_gather(place)
+                wait()
+                assert captured == is_refused(lambda: buffer.all_gather(place.clone()), "a capture takes")
+                old._mover.capturing = captures
+            assert gathered[:, 0].tolist() == list(range(world.nranks))
+        at = gathered.data_ptr()
+        del gathered, wait, place  # in the heap, where a replay writes
+        one = torch.zeros(16, dtype=torch.int64, device=world.device)
+        with buffer.agrs_new_session():
+            later = [buffer.all_gather(one) for _ in range(4)]
+            assert at not in [gathered.data_ptr() for gathered, _wait in later]
+        del later
+        buffer.agrs_set_config(1 << 20, 4)
+        assert old._mover.group.alive and refuses_recovery(buffer)
+        world.meet()
+        buffer.recover(graphs_released=True)
+        assert not old._mover.group.alive and not refuses_recovery(buffer)

@@ -17,6 +17,7 @@ import deep_ep
 import epx
 import torch
 import torch.distributed as dist
+from deep_ep._layout import LayoutPlan
 from deep_ep._plans import CombinePlan
 from ranks_high_throughput import exchange, layout
 from ranks_low_latency import check_one, check_received, dispatch as dispatch_low
@@ -511,5 +512,22 @@ def test_a_replaced_group_that_was_captured(world: World) -> None:
     gc.collect()
     assert not pool.closed
     assert fails(buffer.recover)
+    buffer.destroy()
+    assert pool.closed
+
+
+def test_a_captured_layout_keeps_its_group(world: World) -> None:
+    """get_dispatch_layout() on a GPU runs a kernel of the group: a graph of it alone keeps the group too."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 24, 0, explicitly_destroy=True)
+    work = Work(world.nranks, 4, 64, 4 * world.nranks, 2, seed=5, uneven=False)
+    idx = world.to(work.idx[world.rank])
+    dispatch(world, buffer, work)
+    pool = buffer._engine.high_throughput_pool(world.device, work.experts)
+    pool.capturing = lambda: True  # as in a capture
+    results = LayoutPlan(pool, work.topk, idx.dtype).run(idx, pool.stream())
+    pool.finish()  # on the CPU, where no caller uses the kernel, nothing holds the results
+    assert results[0].sum() > 0
+    assert fails(buffer.recover)
+    world.meet()
     buffer.destroy()
     assert pool.closed
