@@ -55,6 +55,7 @@ class Pool:
         self.captured = False  # True once an operation was captured into a graph
         self._left_alone = False
         self._replaced = False
+        self.common = True  # the same ranks have it: all of them until it was replaced
         self.closed = False  # the group itself lives until the last of its memory is released
         # All handles. A routing in a reference cycle is finalized together with what only it refers to: a handle must
         # not be among that, for it would end while the routing gives it back.
@@ -132,7 +133,7 @@ class Pool:
     def replace(self) -> None:
         """Called when a larger one takes its place. Handles that are still referenced work as before, and so do graphs,
         as long as the buffer lives."""
-        self._replaced = True
+        self._replaced, self.common = True, self.captured
         self._close_if_unused(wait=True)
 
     def stream(self) -> Optional[int]:
@@ -305,10 +306,17 @@ class Engine:
             self._check_all_active(pool, "num_max_dispatch_tokens_per_rank = %d, num_experts = %d, %d bytes per row, "
                                    "top-k %d" % (max_tokens, num_experts, hidden_bytes, topk))
             self._forget_plans()  # they may refer to the pool that is replaced
+            if pool is not None:
+                pool.captured = self._any_rank(pool.captured)
             self._replace(self._low.pop(key, None), self._old_low)  # first: the new one may need its memory
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
         return pool
+
+    def _any_rank(self, flag: bool) -> bool:
+        """True if it is so on any rank: cleaning masks is collective, so all ranks keep a group that a graph of one of
+        them uses. Collective."""
+        return any(part != b"\0" for part in self.bootstrap.allgather(b"\1" if flag else b"\0"))
 
     def _check_all_active(self, has: Optional[Pool], needs: str) -> None:
         """Raises if a rank is masked: it would not come to create a group, and the others would wait for it."""
@@ -353,8 +361,13 @@ class Engine:
         return list((self._low if low_latency else self._high).values())
 
     def low_latency_pools(self) -> List[Pool]:
-        """The low-latency pools that exist, with those that graphs use."""
-        return [*self._low.values(), *(pool for pool in self._old_low if pool.captured and not pool.closed)]
+        """The low-latency pools that all ranks have: the present ones, and those that a graph used when they were
+        replaced."""
+        return [*self._low.values(), *(pool for pool in self._old_low if pool.common and not pool.closed)]
+
+    def left_low_latency_pools(self) -> List[Pool]:
+        """Those that were replaced and that this rank still has: other ranks may have released their handles."""
+        return [pool for pool in self._old_low if not pool.common and not pool.closed]
 
     def low_latency_devices(self, max_tokens: int, num_experts: int) -> List[torch.device]:
         """The devices on which pools of this size have been used."""

@@ -2,6 +2,7 @@
 """Buffer: DeepEP's V1 interface."""
 
 import atexit
+import contextlib
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
@@ -427,18 +428,28 @@ class Buffer:
 
     # ---- Masks
 
-    def _mask_pools(self) -> List[Pool]:
+    def _mask_pools(self, not_in_graphs: str = "") -> List[Pool]:
         if not self.enable_shrink:
             raise refused("masks: expected a buffer created with enable_shrink=True")
-        return self._open().low_latency_pools()
+        pools = self._open().low_latency_pools()
+        if not_in_graphs and any(pool.capturing() for pool in pools):
+            raise refused("%s: expected no capture, for it waits on the host, got a current stream that is captured "
+                          "into a graph: call it outside; replays see the masks that are set when they run" %
+                          not_in_graphs)
+        return pools
+
+    def _mask_left_pools(self, rank: int, mask: bool) -> None:
+        """The same for handles of groups that were replaced. A rank that has missed operations there stays masked."""
+        for pool in self._engine.left_low_latency_pools():
+            with contextlib.suppress(epx.UsageError):
+                _set_mask(pool, rank, mask)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """mask=True masks the rank from the next low-latency operation or replay of a graph on, in the order of the
         current stream: EPX neither sends to it nor waits for it. mask=False undoes this until that operation, and
         raises an error afterwards. Then all ranks must call low_latency_clean_mask_buffer() to reactivate the rank."""
-        pools = self._mask_pools()
-        if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
-            raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
+        pools = self._mask_pools("low_latency_update_mask_buffer")
+        rank_to_mask = checks.index("rank_to_mask", rank_to_mask, self.group_size)
         if mask and not pools:
             raise refused("low_latency_update_mask_buffer: expected an earlier low-latency dispatch "
                           "by all ranks, got none")
@@ -456,24 +467,38 @@ class Buffer:
             raise refused("low_latency_update_mask_buffer: rank %d is masked and has missed operations: expected "
                           "low_latency_clean_mask_buffer(), called by all ranks, to bring it back" %
                           rank_to_mask) from None
+        self._mask_left_pools(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes 1 for each masked rank and 0 for each active rank into an int32 [R] tensor. Before the first
         low-latency dispatch, no rank is masked."""
         pools = self._mask_pools()
         checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,))
+        if any(pool.capturing() for pool in pools):
+            pools = self._captured_masks(pools, mask_status)
         mask_status.zero_()
         for pool in pools:
             mask_status |= (1 - pool.active()).to(mask_status.device)
         if self._masks_itself:
             mask_status[self.rank] = 1
 
+    @staticmethod
+    def _captured_masks(pools: List[Pool], mask_status: torch.Tensor) -> List[Pool]:
+        """The pools whose masks a graph can read: those of the device."""
+        pools = [pool for pool in pools if pool.device == mask_status.device and pool.capturing()]
+        if not pools:
+            raise wrong("mask_status", "a tensor of the device whose stream is captured", mask_status.device)
+        for pool in pools:
+            pool.captured = True
+        return pools
+
     def low_latency_clean_mask_buffer(self) -> None:
         """Makes all ranks active again. Collective over the active ranks and those that return: a masked rank has
         missed operations, and they must agree where it goes on. DeepEP's is local. A rank that calls it alone gets a
         timeout that names a rank it waited for, and may call it again."""
+        pools = self._mask_pools("low_latency_clean_mask_buffer")
         self._masks_itself = False
-        for pool in self._mask_pools():
+        for pool in pools:
             pool.group.mask_clean(stream=_stream(pool.device))
 
 
