@@ -42,6 +42,8 @@ class Request:
         self.x, self.scales = _tokens(x)
         self.device = checks.device_of("x", self.x)
         checks.row_bytes("x", self.x)
+        if self.scales is None and self.x.data_ptr() % 2:  # bytes travel as pairs of them
+            self.x = self.x.clone()
         if do_zero_padding and not do_expand:
             raise wrong("do_zero_padding", "do_expand with it", "do_expand=False")
         self.expand, self.tma_scales = bool(do_expand), bool(tma_scales)
@@ -52,9 +54,11 @@ class Request:
         """The number of tokens."""
         return self.x.shape[0]
 
-    def hidden_bytes(self) -> int:
-        """Bytes of the widest row: combine returns bf16."""
-        return max(self.x.shape[1] * max(2, self.x.element_size()), 16)
+    def hidden_bytes(self, hidden_known: bool) -> int:
+        """Bytes of the widest row: combine returns bf16. A byte that is no FP8 may be two values of FP4, unless the
+        caller has said how many values a row has."""
+        packed = self.x.element_size() == 1 and not hidden_known and "float8" not in str(self.x.dtype)
+        return max(self.x.shape[1] * max(4 if packed else 2, self.x.element_size()), 16)
 
     def check_weights(self, topk: int) -> None:
         """Checks the weights for a top-k."""
@@ -152,7 +156,8 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
     """A dispatch with a new routing: exchanges counts, then rows. Returns the result of ElasticBuffer.dispatch()."""
     topk = how.topk_idx.shape[1]
     request.check_weights(topk)
-    pool = engine.elastic_pool(request.device, how.num_experts, how.max_tokens, request.hidden_bytes(), topk)
+    pool = engine.elastic_pool(request.device, how.num_experts, how.max_tokens,
+                               request.hidden_bytes(engine.settings.hidden > 0), topk)
     launch = begin(pool.group)
     with queueing(launch) as used:
         with launch.context():

@@ -214,8 +214,9 @@ class ElasticBuffer:
         that of EPX_NUM_AGENTS; calls that are given num_sms take no more."""
         if num_scaleout_topk != 0:
             raise wrong("num_scaleout_topk", "0", num_scaleout_topk)
-        checks.positive("num_experts", num_experts)
-        checks.positive("num_topk", num_topk)
+        checks.positive("num_experts", num_experts, self.num_ranks)
+        if checks.positive("num_topk", num_topk) > num_experts:
+            raise wrong("num_topk", "at most num_experts = %d" % num_experts, num_topk)
         given = (rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs)
         key = (num_experts, num_topk, given)
         if key not in self._num_sms:
@@ -286,7 +287,8 @@ class ElasticBuffer:
         tokens = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
         how = operations.routed(engine, request, topk_idx, cumulative_local_expert_recv_stats, num_experts, tokens,
                                 expert_alignment, do_cpu_sync, do_handle_copy)
-        used = num_sms or self.get_theoretical_num_sms(how.num_experts, how.topk_idx.shape[1])
+        topk = min(how.topk_idx.shape[1], how.num_experts)  # more entries than experts: the others are -1
+        used = num_sms or self.get_theoretical_num_sms(how.num_experts, topk)
         return operations.dispatch(engine, begin, request, how, self._domains, used,  # type: ignore[return-value]
                                    self.num_cpu_timeout_secs)
 

@@ -23,6 +23,7 @@ from ._streams import hinted
 from .elastic import ElasticBuffer
 
 _MOST_TOPK = 32
+_INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
 _LATEST_S = 1800  # a rank may come to its first dispatch so late; torch's collectives wait as long
 _Dispatched = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], HybridEPHandle]
 _Permuted = Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], torch.Tensor, HybridEPHandle]
@@ -41,12 +42,18 @@ def _weights_of(probs: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
     return torch.where(topk_idx < 0, 0.0, probs.gather(1, topk_idx.clamp(min=0, max=probs.shape[1] - 1)))
 
 
-def _weights(probs: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
-             topk_idx: torch.Tensor) -> Optional[torch.Tensor]:
+def _weights(probs: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor], topk_idx: torch.Tensor,
+             experts: int) -> Optional[torch.Tensor]:
     """f32 [T, K] of either form of weights; of both, probs count. None without either."""
     if probs is not None:
+        _check_probs(probs, topk_idx.shape[0], experts)
         return _weights_of(probs.float(), topk_idx.long())
     return None if topk_weights is None else topk_weights.float().contiguous()
+
+
+def _check_probs(probs: Any, rows: int, columns: int) -> None:
+    if not isinstance(probs, torch.Tensor) or tuple(probs.shape) != (rows, columns):
+        raise wrong("probs", "a tensor [%d, %d]" % (rows, columns), checks.describe(probs))
 
 
 def probs_of_weights(weights: torch.Tensor, topk_idx: torch.Tensor, experts: int) -> torch.Tensor:
@@ -54,6 +61,13 @@ def probs_of_weights(weights: torch.Tensor, topk_idx: torch.Tensor, experts: int
     spread = torch.zeros(weights.shape[0], experts + 1, dtype=weights.dtype, device=weights.device)
     spread.scatter_(1, torch.where(topk_idx < 0, experts, topk_idx).long(), weights)
     return spread[:, :experts].contiguous()
+
+
+def _rows(hidden: Any, scaling_factor: Optional[torch.Tensor]) -> Any:
+    """What ElasticBuffer takes."""
+    if not isinstance(hidden, torch.Tensor):
+        raise wrong("hidden", "a tensor [tokens, hidden_dim]", type(hidden).__name__)
+    return hidden.contiguous() if scaling_factor is None else (hidden.contiguous(), scaling_factor)
 
 
 def _first(count: Optional[int], *parts: Optional[torch.Tensor]) -> Any:
@@ -142,8 +156,8 @@ class HybridEPBuffer:
         if topk_idx is not None and routing_map is None:
             if experts is None:
                 raise wrong("num_of_experts", "a number with topk_idx", "None")
-            idx = topk_idx.contiguous()
-            return idx, _weights(probs, topk_weights, idx), experts
+            idx = checks.tensor("topk_idx", topk_idx, _INDICES, (hidden.shape[0], None), contiguous=False).contiguous()
+            return idx, _weights(probs, topk_weights, idx, experts), experts
         if not isinstance(routing_map, torch.Tensor) or routing_map.dtype != torch.bool or routing_map.dim() != 2 or \
                 routing_map.shape[0] != hidden.shape[0]:
             raise wrong("routing_map", "a bool tensor [%d, experts], topk_idx, or a handle" % hidden.shape[0],
@@ -152,7 +166,7 @@ class HybridEPBuffer:
         idx = _indices_of(routing_map)
         if on_device and experts > _MOST_TOPK:
             idx[:, 0] = torch.where(routing_map.sum(1) > _MOST_TOPK, experts, idx[:, 0])
-        return idx, _weights(probs, None, idx), experts
+        return idx, _weights(probs, None, idx, experts), experts
 
     def _slots(self, hidden: torch.Tensor, given: Any, waits: bool) -> int:
         """The tokens that any rank may have in this call: DeepEP's num_of_tokens_per_rank, the same on all ranks."""
@@ -191,7 +205,7 @@ class HybridEPBuffer:
                      num_dispatched_tokens=(num_dispatched_tokens is not None, False))
         if use_host_meta is not None:
             non_blocking = not use_host_meta
-        x = hidden.contiguous() if scaling_factor is None else (hidden.contiguous(), scaling_factor)
+        x = _rows(hidden, scaling_factor)
         if handle is not None:
             return self._permuted_again(x, routing_of(handle, True), probs, topk_weights, handle)
         count = None
@@ -214,7 +228,7 @@ class HybridEPBuffer:
 
     def _permuted_again(self, x: Any, routing: Routing, probs: Any, topk_weights: Any,
                         handle: HybridEPHandle) -> _Permuted:
-        weights = _weights(probs, topk_weights, routing.topk_idx)
+        weights = _weights(probs, topk_weights, routing.topk_idx, routing.num_experts)
         rows, _idx, row_probs, _handle, _event = self._elastic.dispatch(
             x, topk_weights=weights, handle=routing.elastic, do_expand=True, num_sms=self._sms[0])
         data, scales = rows if isinstance(rows, tuple) else (rows, None)
@@ -263,11 +277,10 @@ class HybridEPBuffer:
     def _unused(self, **given: Any) -> None:
         unused.arguments(self.rank, "deep_ep.HybridEPBuffer", **given)
 
-    def _columns(self) -> Tuple[int, int]:
+    def _columns(self, experts: int) -> Tuple[int, int]:
         """(experts of this node, first of this rank among them): the columns of probs of rows."""
-        engine = self._elastic._open()
-        mates = [r for r, node in enumerate(engine.node_of) if node == engine.node]
-        return len(mates) * self.num_local_experts, mates.index(self.rank) * self.num_local_experts
+        local = experts // self.group_size
+        return self.num_of_hybrid_ep_ranks_per_nvlink_domain * local, self.local_rank * local
 
     def dispatch(self, hidden: torch.Tensor, scaling_factor: Optional[torch.Tensor] = None,
                  topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
@@ -278,16 +291,16 @@ class HybridEPBuffer:
         """Sends each token once to each rank of its experts. Returns (rows by source rank and token, f32 probs [rows,
         experts of this node] or None, scales or None, handle). Probs of other ranks' experts are 0. With a handle, its
         routing is used again. With num_dispatched_tokens, the number of rows, nothing waits on the host."""
-        x = hidden.contiguous() if scaling_factor is None else (hidden.contiguous(), scaling_factor)
+        x = _rows(hidden, scaling_factor)
         self._unused(num_dispatched_tokens_tensor=(num_dispatched_tokens_tensor is not None, False))
         if handle is not None:
             routing = routing_of(handle, False)
             assert routing.recv_topk_idx is not None
-            weights = _weights(probs, topk_weights, routing.topk_idx)
+            weights = _weights(probs, topk_weights, routing.topk_idx, routing.num_experts)
             rows, idx, got, _handle, _event = self._elastic.dispatch(x, topk_weights=weights, handle=routing.elastic,
                                                                      num_sms=self._sms[0])
             data, scales = rows if isinstance(rows, tuple) else (rows, None)
-            return data, self._spread(got, routing.recv_topk_idx), scales, handle
+            return data, self._spread(got, routing.recv_topk_idx, routing.num_experts), scales, handle
         waits = num_dispatched_tokens is None
         count = None if waits else checks.positive("num_dispatched_tokens", num_dispatched_tokens, 0)
         slots = self._slots(hidden, num_of_tokens_per_rank, waits)
@@ -296,13 +309,13 @@ class HybridEPBuffer:
         (data, scales), got, recv_idx, elastic = self._dispatch(x, idx, weights, experts, 1, count, waits, False)
         if waits:
             _check_most(routing_map)
-        return data, self._spread(got, recv_idx), scales, make_handle(
+        return data, self._spread(got, recv_idx, experts), scales, make_handle(
             Routing(elastic, idx, experts, slots, None, recv_idx))
 
-    def _spread(self, weights: Optional[torch.Tensor], recv_idx: torch.Tensor) -> Optional[torch.Tensor]:
+    def _spread(self, weights: Optional[torch.Tensor], recv_idx: torch.Tensor, experts: int) -> Optional[torch.Tensor]:
         if weights is None:
             return None
-        columns, first = self._columns()
+        columns, first = self._columns(experts)
         return probs_of_weights(weights, torch.where(recv_idx < 0, -1, recv_idx + first), columns)
 
     def combine(self, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None,
@@ -313,7 +326,9 @@ class HybridEPBuffer:
         assert routing.recv_topk_idx is not None
         weights = None
         if probs is not None:
-            at = torch.where(routing.recv_topk_idx < 0, -1, routing.recv_topk_idx + self._columns()[1])
+            columns, first = self._columns(routing.num_experts)
+            _check_probs(probs, routing.recv_topk_idx.shape[0], columns)
+            at = torch.where(routing.recv_topk_idx < 0, -1, routing.recv_topk_idx + first)
             weights = _weights_of(probs.float(), at.long())
         return self._combine(hidden, routing, weights)
 

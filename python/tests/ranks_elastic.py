@@ -205,6 +205,16 @@ def test_rows_of_any_dtype(world: World) -> None:
         for dtype in (torch.uint8, torch.int32, torch.float32, torch.float16, torch.int8, torch.float8_e5m2):
             recv, *_ = send(world, buffer, work, work.x[world.rank].view(dtype))
             assert recv.dtype is dtype and same_bits(recv.view(torch.bfloat16), work.flat(world.rank)[2])
+        odd = world.to(torch.cat([torch.zeros(1, dtype=torch.uint8), work.x[world.rank].view(torch.uint8).view(-1)]))
+        recv, *_ = buffer.dispatch(odd[1:].view(len(work.x[world.rank]), -1), world.to(work.idx[world.rank]),
+                                   num_experts=work.experts)  # whose address is odd
+        assert same_bits(recv.view(torch.bfloat16), work.flat(world.rank)[2])
+    with elastic(world, num_bytes=64 << 20, num_max_tokens_per_rank=24, hidden=0) as buffer:
+        packed = work.x[world.rank].view(torch.uint8)[:, :HIDDEN // 2].contiguous()  # two values of FP4 in a byte
+        recv, _idx, _weights, handle, _event = send(world, buffer, work, packed)
+        rows = torch.ones(len(recv), HIDDEN, dtype=torch.bfloat16, device=world.device)
+        combined, *_ = buffer.combine(rows, handle)
+        assert combined.cpu().float()[:, -1].tolist() == work.ranks_of(world.rank).sum(1).tolist()
 
 
 def test_indices_of_any_width(world: World) -> None:
@@ -218,6 +228,10 @@ def test_indices_of_any_width(world: World) -> None:
             assert torch.equal(result[1].cpu().long(), work.flat(world.rank)[3])
             again = buffer.dispatch(world.to(work.x[world.rank]), handle=result[3])
             assert again[1].dtype is dtype and torch.equal(again[1], result[1])
+        few = torch.full((1, world.nranks + 2), -1)  # more entries than experts
+        few[0, -1], few[0, 1] = world.rank, (world.rank + 1) % world.nranks
+        recv, idx, *_ = buffer.dispatch(world.to(work.x[0][:1]), world.to(few), num_experts=world.nranks)
+        assert idx.tolist().count([-1] * (world.nranks + 1) + [0]) == 1 and recv.shape[0] == min(2, world.nranks)
 
 
 def test_without_weights(world: World) -> None:

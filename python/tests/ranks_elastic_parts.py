@@ -89,6 +89,10 @@ def test_sms_and_qps(world: World) -> None:
     with elastic(world) as buffer:
         sms = buffer.get_theoretical_num_sms(16, 4)
         assert sms % 2 == 0 and sms >= 4 and sms == buffer.get_theoretical_num_sms(num_experts=16, num_topk=4)
+        with refused("num_topk: expected at most num_experts = 16"):
+            buffer.get_theoretical_num_sms(16, 17)
+        with refused("num_experts: expected an integer of at least %d" % world.nranks):
+            buffer.get_theoretical_num_sms(world.nranks - 1, 1)
         assert buffer.num_allocated_qps == 17 and buffer.get_theoretical_num_qps(sms) <= 9
     with elastic(world, prefer_overlap_with_compute=False, num_allocated_qps=5) as buffer:
         assert buffer.get_theoretical_num_sms(16, 4) >= 64 and buffer.get_theoretical_num_qps(20) == 5
@@ -200,11 +204,10 @@ def test_surroundings(world: World) -> None:
     with environment(EP_USE_NVIDIA_TOOLS="1"):
         assert testing.bench_kineto(lambda: 1 // 0, "kernel") == 1
         assert tuple(testing.bench_kineto(lambda: 1 // 0, ("a", "b"))) == (1, 1)
-    if world.device.type == "cuda":
-        x = torch.ones(1 << 20, device=world.device)
-        sine, nothing = testing.bench_kineto(x.sin_, ("sin_kernel", "no such kernel"), num_tests=3,
-                                             suppress_kineto_output=True)
-        assert 0 < sine < 1 and nothing == 0
+    x = torch.ones(1 << 20, device=world.device)
+    sine, nothing = testing.bench_kineto(x.sin_, ("sin_kernel", "no such kernel"), num_tests=3,
+                                         suppress_kineto_output=True, barrier_comm_profiling=world.device.type == "cpu")
+    assert nothing == 0 and (0 < sine < 1 if world.device.type == "cuda" else sine == 0)
     work = make_work(world, 2)
     with environment(EP_OVERRIDE_RDMA_SL="5"), elastic(world, sl_idx=1) as buffer:
         assert buffer.sl_idx == 5

@@ -138,9 +138,10 @@ def test_hybrid(world: World) -> None:
             if nodes != "0" and not world._nodes:
                 continue
             work = Work(world.nranks, 20, 128, 3 * world.nranks, 4, seed=31)
-            buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 4, 3)
+            local = 2 if nodes == "0" else 3  # a hint for memory: a routing may have more experts, or fewer
+            buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 4, local)
             sizes = buffer.configurer.buffer_config  # torchtitan reads them before each step
-            assert sizes.hidden_dim == 128 and sizes.num_of_experts_per_rank == 3
+            assert sizes.hidden_dim == 128 and sizes.num_of_experts_per_rank == local
             assert sizes.max_num_of_tokens_per_rank >= 4 and sizes.num_of_nodes == (1 if nodes == "0" else 2)
             for pad, by_index, more in ((1, False, 0), (8, True, 0), (1, False, 7)):
                 check(world, buffer, work, pad, by_index, more)
@@ -161,6 +162,14 @@ def test_hybrid_errors(world: World) -> None:
                 hidden=x, routing_map=world.to(torch.ones(2, 8 * 40, dtype=torch.bool)))),
             ("num_permuted_tokens", lambda: buffer.dispatch_with_permute(
                 hidden=x, routing_map=world.to(torch.ones(2, 8, dtype=torch.bool)), non_blocking=True)),
+            ("probs: expected a tensor [2, %d]" % world.nranks, lambda: buffer.dispatch(
+                x, routing_map=world.to(torch.ones(2, world.nranks, dtype=torch.bool)), probs=x.float())),
+            ("probs: expected a tensor [2, %d]" % world.nranks, lambda: buffer.dispatch_with_permute(
+                hidden=x, routing_map=world.to(torch.ones(2, world.nranks, dtype=torch.bool)),
+                probs=world.to(torch.ones(3, world.nranks)))),
+            ("topk_idx", lambda: buffer.dispatch(x, topk_idx=world.to(torch.zeros(1, 1).long()), num_of_experts=8,
+                                                 probs=world.to(torch.ones(2, 8)))),
+            ("hidden: expected a tensor", lambda: buffer.dispatch_with_permute(hidden=None)),
             ("handle", lambda: buffer.combine(x)),
             ("handle", lambda: buffer.combine_with_unpermute(hidden=x))):
         with refused(what):

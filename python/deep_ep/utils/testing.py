@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing for tests and benchmarks, on a GPU; bench() measures on the CPU too."""
+"""Timing for tests and benchmarks, on a GPU; bench() measures on the CPU too, where bench_kineto() finds no kernels."""
 
 import contextlib
 import os
@@ -89,11 +89,18 @@ def _before_each(flush_l2: bool, together: bool, barrier: Optional[Callable[[], 
     flush_l2_cache(flush_l2)
     if not together:
         return
-    torch.cuda._sleep(20000000)  # about 10 ms: all ranks have launched by then
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda._sleep(20000000)  # about 10 ms: all ranks have launched by then
     if barrier is not None:
         barrier()
     else:
-        dist.all_reduce(torch.ones(1, dtype=torch.float32, device="cuda"))
+        dist.all_reduce(torch.ones(1, dtype=torch.float32, device="cuda" if gpu else "cpu"))
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _durations(profiler: Any, name: str, per_period: int) -> Any:
@@ -123,16 +130,17 @@ def bench_kineto(fn: Callable[[], Any], kernel_names: Union[str, Tuple[str, ...]
         return 1 if isinstance(kernel_names, str) else (1,) * len(names)
     together = barrier_comm_profiling and not _variable("EP_DISABLE_BARRIER_PROFILING")
     fn()
-    torch.cuda.synchronize()
+    _synchronize()
     with _silence(suppress_kineto_output):
         schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], schedule=schedule,
-                                    acc_events=True) as profiler:
+        activity = torch.profiler.ProfilerActivity
+        with torch.profiler.profile(activities=[activity.CUDA if torch.cuda.is_available() else activity.CPU],
+                                    schedule=schedule, acc_events=True) as profiler:
             for _step in range(2):
                 for _ in range(num_tests):
                     _before_each(flush_l2, together, barrier)
                     fn()
-                torch.cuda.synchronize()
+                _synchronize()
                 profiler.step()
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
