@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 began=$SECONDS
 
 run_case() {
-    if EPX_TEST_EVENTS=${EVENTS:-50} "$1/tests/test_culprit" "$3" >"$2/$3" 2>&1; then
+    if EPX_TEST_EVENTS=${EVENTS:-50} EPX_TEST_ONLY=$3 "$1/tests/test_culprit" >"$2/$3" 2>&1; then
         grep "events right" "$2/$3" || tail -n 3 "$2/$3"
     else
         { echo "FAILED: $3"; grep -v '^\[' "$2/$3"; } | tee "$2/$3.failed"

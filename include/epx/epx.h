@@ -20,7 +20,8 @@
  *    _query, epx_stream_sync and _query, epx_event_sync and _query, epx_handle_recv_*) run beside them. Ranks need
  *    the same order of operations: the program sees to that. epx_group_destroy returns EPX_ERR_USAGE while another
  *    thread is inside a call of the group, and the destroy calls of handles, events and streams while one waits for the
- *    object or queries it. A function given to epx_stream_call may query, and must not issue or wait.
+ *    object or queries it. A function given to epx_stream_call may query, and must not issue or wait. A thread must not
+ *    be cancelled (pthread_cancel) inside a call: what it has locked would stay so.
  *  - fork: a child has none of its parent's threads. There, every call with an object of the parent, and
  *    epx_group_create, return EPX_ERR_USAGE at once; the parent goes on. Start ranks by exec, or fork before the first
  *    group.
