@@ -175,6 +175,7 @@ if step nodes; then
     # Two nodes of four ranks cut out of this machine: rings, proxies and a network library between them.
     for net in tcp shm; do
         for how in threads procs; do
+            [ $net:$how != shm:threads ] || continue # libfabric's shm is for processes (docs/net.md)
             n=n${how:0:1}8-$net
             $how $n-ll 60 8 ll --nodes 2 --net "ofi:$net" --tokens 33 --hidden 2048 --experts 32 --iters 0 \
                 --check --timeout 20
