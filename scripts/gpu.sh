@@ -142,6 +142,10 @@ if step check; then
         EPX_REGISTER=1 threads t4-ht-registered 40 4 ht --tokens 300 --hidden 2000 --experts 32 --plain-memory \
             --expect-zero-copy --iters 0 --check --timeout 20
     fi
+    if [ $GPU = cuda ]; then # a barrier of a block, without warps that have left it
+        try build-leave 60 nvcc -std=c++17 "-arch=sm_${GPU_ARCH:-90}" -Iinclude -Isrc -o "$work/block_leave" \
+            tests/gpu_lanes/block_leave.cu && try block-leave 30 "$work/block_leave"
+    fi
     EPX_GPU_HEAP=host threads t2-ll-host 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 20
     EPX_GPU_HEAP=host procs p2-ht-host 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 20
 fi

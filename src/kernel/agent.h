@@ -109,7 +109,8 @@
  * b ag_narrow(ag, blocks)            from now on the launch has only the agents of its first blocks, with new numbers
  *                                    and a new count; all agents of a block; false for those of others, which leave
  * b ag_is_narrow(ag)                 has that happened?
- * b ag_block_any(ag, v)              barrier of the block; true if v is for any lane of any of its agents
+ * b ag_block_any(ag, v)              barrier of the block's agents that have not left the kernel; true if v is for any
+ *                                    lane of any of them
  * b AG_BLOCK_KEYS                    words that each agent has in ag_block_tables
  * b ag_block_tables(ag, keys)        shared memory: AG_BLOCK_KEYS words for each agent in turn; NULL if `keys` are more
  * b ag_block_memory(ag, words)       the same memory as one piece; NULL if it has fewer words, in all blocks alike

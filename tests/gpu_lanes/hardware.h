@@ -248,9 +248,9 @@ KFN uint32_t word_add_block(uint32_t *shared, uint32_t n)
     return __atomic_fetch_add(shared, n, __ATOMIC_ACQ_REL);
 }
 
-KFN int block_any(int v, unsigned threads)
+KFN int block_any(int v)
 {
-    return lanes_block_any(v, threads);
+    return lanes_block_any(v);
 }
 
 KFN uint64_t clock_global(void)

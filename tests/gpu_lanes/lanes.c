@@ -41,9 +41,10 @@ struct thread {
 static _Thread_local struct block {
     const struct lanes_launch *launch;
     unsigned index, arrived, rounds;
-    unsigned votes, voted, ballots; /* of lanes_block_any: of whom, so far; how many there were */
-    int yes[2];                     /* of this ballot, and of the last, which slow threads still read */
-    unsigned paused;                /* threads that polled in this turn */
+    unsigned voted, ballots; /* of lanes_block_any: so far; how many there were */
+    int yes[2];              /* of this ballot, and of the last, which slow threads still read */
+    unsigned ended;          /* threads */
+    unsigned paused;         /* threads that polled in this turn */
     struct thread threads[THREADS_MOST];
     struct warp warps[THREADS_MOST / 32];
 } * block;
@@ -130,23 +131,23 @@ void lanes_block_meet(void)
     }
 }
 
-int lanes_block_any(int v, unsigned threads)
+static void count_votes(void)
+{
+    if (!block->voted || block->voted + block->ended < block->launch->threads)
+        return;
+    block->voted = 0;
+    block->yes[++block->ballots % 2] = 0;
+}
+
+int lanes_block_any(int v)
 {
     const unsigned ballot = block->ballots;
 
-    if (block->voted == 0) {
-        block->votes = threads;
-        block->yes[ballot % 2] = 0;
-    } else if (block->votes != threads) {
-        give_up("threads of one block are at different barriers");
-    }
     block->yes[ballot % 2] |= v != 0;
-    if (++block->voted == threads) {
-        block->voted = 0;
-        block->ballots++;
-    } else {
+    block->voted++;
+    count_votes();
+    if (block->ballots == ballot)
         wait_while(&block->ballots, ballot);
-    }
     return block->yes[ballot % 2];
 }
 
@@ -161,6 +162,8 @@ __attribute__((noinline)) static void run_thread(struct lane_fiber *own)
 {
     block->launch->kernel(block->launch->params, block->launch->info);
     own->thread->ended = 1;
+    block->ended++;
+    count_votes(); /* those that wait for this thread's vote go on without it */
 }
 
 static void fiber_main(void *arg)
@@ -220,7 +223,7 @@ static unsigned let_go(unsigned warp)
 }
 
 /* One turn of each that may go on; returns how many were entered, or may be next. */
-static unsigned turn(unsigned *ended)
+static unsigned turn(void)
 {
     unsigned entered = 0;
 
@@ -231,7 +234,6 @@ static unsigned turn(unsigned *ended)
             now = t;
             fiber_enter(t->own->fiber);
             entered++;
-            *ended += (unsigned)t->ended;
         }
         if (i % block->launch->lanes == block->launch->lanes - 1)
             entered += let_go(i / block->launch->lanes);
@@ -241,7 +243,7 @@ static unsigned turn(unsigned *ended)
 
 void lanes_run_block(const struct lanes_launch *launch, unsigned index)
 {
-    unsigned ended = 0, idle = 0;
+    unsigned idle = 0;
 
     block = calloc(1, sizeof(*block));
     if (!block) {
@@ -258,8 +260,8 @@ void lanes_run_block(const struct lanes_launch *launch, unsigned index)
             give_up("no memory for a fiber");
         now->own->thread = now;
     }
-    while (ended < launch->threads) {
-        const unsigned entered = turn(&ended);
+    while (block->ended < launch->threads) {
+        const unsigned entered = turn();
         if (!entered)
             give_up("those that are left wait for lanes that have ended");
         idle = entered == block->paused ? idle + 1 : 0;

@@ -34,8 +34,8 @@ const uint64_t *lanes_exchange(enum lane_sync what, uint64_t value);
 const uint64_t *lanes_gather(uint64_t value, uint64_t *lanes);
 /* All threads of the block. */
 void lanes_block_meet(void);
-/* The first `threads` of the block; is v true for any of them? */
-int lanes_block_any(int v, unsigned threads);
+/* All threads of the block that have not ended; is v true for any of them? */
+int lanes_block_any(int v);
 /* Others may run now: of a thread that polls. */
 void lanes_pause(void);
 

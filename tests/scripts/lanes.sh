@@ -41,10 +41,12 @@ module() {
         "$root/tests/gpu_lanes/module.c" \
         "$root/tests/gpu_lanes/lanes.c" "$root/tests/gpu_lanes/bus.c" "$root/src/sim/fiber.c" "${objects[@]}" \
         -lstdc++ -lm -lpthread || return
-    "$cxx" -x c++ -std=c++17 "${flags[@]}" -c "$root/tests/gpu_lanes/logfmt_bits.cu" -o "$folder/bits.o" || return
-    "$cc" -std=gnu11 -D_GNU_SOURCE= "${flags[@]}" -o "$folder/logfmt_bits" "$folder/bits.o" \
-        "$root/tests/gpu_lanes/lanes.c" "$root/tests/gpu_lanes/bus.c" "$root/src/sim/fiber.c" \
-        "$build/libepx_static.a" -lstdc++ -lm -lpthread -ldl
+    for file in logfmt_bits block_leave; do
+        "$cxx" -x c++ -std=c++17 "${flags[@]}" -c "$root/tests/gpu_lanes/$file.cu" -o "$folder/$file.o" || return
+        "$cc" -std=gnu11 -D_GNU_SOURCE= "${flags[@]}" -o "$folder/$file" "$folder/$file.o" \
+            "$root/tests/gpu_lanes/lanes.c" "$root/tests/gpu_lanes/bus.c" "$root/src/sim/fiber.c" \
+            "$build/libepx_static.a" -lstdc++ -lm -lpthread -ldl || return
+    done
 }
 
 try() { # NAME COMMAND...
@@ -134,6 +136,7 @@ for device in cuda hip; do
     try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --tokens 4 --hidden 1536 \
         --logfmt "${wall[@]}"
     try "$device: LogFMT, bit by bit" "$work/$device/logfmt_bits"
+    try "$device: warps that leave a block" "$work/$device/block_leave"
     try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 4360
     EPX_HT_NODE_BYTES=1 try "$device: windows" "$build/epx" bench ht "${small[@]}" --hidden 1024 --plain-memory
     try "$device: high throughput by the clock" "$build/epx" bench ht "${small[@]}" --hidden 1024 --timing wall

@@ -184,7 +184,8 @@ KFN int ag_block_count(const struct agent *ag)
 
 KFN int ag_block_any(struct agent *ag, int v)
 {
-    return block_any(v, ag->block_agents * WARP);
+    (void)ag;
+    return block_any(v);
 }
 
 KFN int ag_narrow(struct agent *ag, int blocks)

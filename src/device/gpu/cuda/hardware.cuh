@@ -18,7 +18,7 @@
  *   word_add_device[64]                  acquire and release, device scope
  *   word_add_block                       acquire and release, in shared memory, among the agents of a block
  *   word_number                          relaxed add, device scope
- *   block_any(v, threads)                barrier of the first `threads` threads of the block; is v true for any?
+ *   block_any(v)                         barrier of the threads of the block that have not ended; is v true for any?
  *   clock_global, nap                    nanoseconds; sleeps for about so many
  *   grid_wait, grid_next                 the launch before this one in the stream is done; the next may be prepared
  *   vec_load, vec_store                  16 bytes that pass once
@@ -177,12 +177,13 @@ KFN uint32_t word_add_block(uint32_t *shared, uint32_t n)
     return old;
 }
 
-KFN int block_any(int v, unsigned threads)
+/* With a number of threads it would wait for those that have ended, too. */
+KFN int block_any(int v)
 {
     int any;
-    asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, 1, %2, p; selp.s32 %0, 1, 0, q; }"
+    asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, 1, p; selp.s32 %0, 1, 0, q; }"
                  : "=r"(any)
-                 : "r"(v), "r"(threads)
+                 : "r"(v)
                  : "memory");
     return any;
 }

@@ -271,14 +271,13 @@ KFN uint32_t word_add_block(uint32_t *shared, uint32_t n)
     return __hip_atomic_fetch_add(shared, n, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 
-/* The counter runs at 100 MHz on every GPU that this is built for. */
 /* Waves that have ended are not waited for. */
-KFN int block_any(int v, unsigned threads)
+KFN int block_any(int v)
 {
-    (void)threads;
     return __syncthreads_or(v);
 }
 
+/* The counter runs at 100 MHz on every GPU that this is built for. */
 KFN uint64_t clock_global(void)
 {
     return __builtin_amdgcn_s_memrealtime() * 10;
