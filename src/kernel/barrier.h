@@ -38,8 +38,8 @@ KFN int block_first(struct agent *ag)
  * does not write any more; more for those behind. */
 enum { OWN_DEADLINES = 9 };
 
-/* Barrier of all agents of the launch. Non-zero: the operation has failed. */
-KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
+/* Non-zero: the operation has failed, as far as this agent knows. */
+KFN int sync_wait(struct agent *ag, const struct group_dev *g)
 {
     struct group_state *st = g->state;
     const uint64_t generation = ag_load_acquire(&st->barrier); /* pairs with the release below, of the barrier before */
@@ -60,6 +60,16 @@ KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
     if (why == WAIT_OK)
         return 0;
     return wait_failed(ag, g, why, PHASE_AGENTS, -1, -1, generation + 1, ag_load_acquire(&st->barrier));
+}
+
+/*
+ * Barrier of all agents of the launch. Non-zero: the operation has failed. An abort that comes while the last ones
+ * arrive ends the waits of some agents, and others go on: those of a block do the same, for they share tables that each
+ * of them fills in part.
+ */
+KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
+{
+    return block_decides(ag, sync_wait(ag, g));
 }
 
 /*
