@@ -180,7 +180,7 @@ KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL) ||
         check_node(ag, g, &p->signature, g->ht.combine_descs, sizeof(struct hc_desc), PHASE_HC_DATA))
         return 1;
-    return AG_STAGED && !p->turns && hc_any_pushes(ag, p) && hc_windows(ag, p, epoch);
+    return AG_STAGED && !p->turns && hc_block_pushes(ag, p) && hc_windows(ag, p, epoch);
 }
 
 /* Stage HC_SUM: the own tokens; between nodes turn by turn, through windows step by step. */
@@ -191,7 +191,7 @@ KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
 #if AG_STAGED
     last = stage_turn(ag) == p->turns;
 #endif
-    if (hc_any_pushes(ag, p)) {
+    if (hc_block_pushes(ag, p)) {
 #if AG_STAGED
         /* Without turns hc_data() has taken all steps. */
         if (p->turns && hc_step_work(ag, p, epoch, stage_turn(ag)))

@@ -118,7 +118,7 @@ KFN_STEP int hd_ready(struct agent *ag, const struct ht_dispatch_params *p, uint
         return 1;
     if (check_node(ag, g, &p->signature, g->ht.dispatch_descs, sizeof(struct hd_desc), PHASE_HD_READY))
         return 1;
-    return AG_STAGED && !p->turns && hd_any_pulls(ag, p) && hd_windows(ag, p, epoch);
+    return AG_STAGED && !p->turns && hd_block_pulls(ag, p) && hd_windows(ag, p, epoch);
 }
 
 /* All rows that this rank writes into its node are written. */
@@ -216,7 +216,7 @@ KFN int hd_gate(struct agent *ag, const struct ht_dispatch_params *p, uint64_t e
 /* Stage HD_FORWARD, likewise. */
 KFN int hd_work(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int turn)
 {
-    if (hd_any_pulls(ag, p))
+    if (hd_block_pulls(ag, p))
         return hd_step_work(ag, p, epoch, turn);
     return p->nodes && hd_turn(ag, p, turn);
 }

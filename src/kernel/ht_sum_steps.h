@@ -23,6 +23,14 @@ KFN_STEP int hc_any_pushes(struct agent *ag, const struct ht_combine_params *p)
     return ag_any(ag, pushes);
 }
 
+/* As hd_block_pulls(). */
+KFN int hc_block_pushes(struct agent *ag, const struct ht_combine_params *p)
+{
+    const int pushes = hc_any_pushes(ag, p);
+
+    return has_masks(p->g) ? block_decides(ag, pushes) : pushes;
+}
+
 /* Window k - 1 is written in step k, and summed in the one after it. Between nodes rounds are windows, and the own
  * tokens of a round come a step later than what this rank sums as a relay: relays elsewhere do that first. */
 KFN struct hw_steps hc_steps(const struct ht_combine_params *p, uint64_t epoch)

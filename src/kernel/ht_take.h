@@ -135,6 +135,14 @@ KFN_STEP int hd_any_pulls(struct agent *ag, const struct ht_dispatch_params *p)
     return ag_any(ag, pulls);
 }
 
+/* The same for all agents of a block, who call it together: a rank may be masked meanwhile. */
+KFN int hd_block_pulls(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    const int pulls = hd_any_pulls(ag, p);
+
+    return has_masks(p->g) ? block_decides(ag, pulls) : pulls;
+}
+
 /* ---- Rows of other nodes, in the slots of relays ---------------------------------------------------------------- */
 
 /* Rows of source number j of relay `rank` in round r. */
