@@ -20,14 +20,15 @@ static void fit_queues(struct prop_case *c, struct prop_rng *rng)
         c->ngroups = 1;
 }
 
-/* Nodes cut out of the machine; what is between them passes rings, proxies and libfabric. */
+/* Nodes cut out of the machine; what is between them passes rings, proxies and libfabric: over tcp, for ranks are
+ * threads here, and shm is for processes. */
 static void cut_nodes(struct prop_case *c, struct prop_rng *rng)
 {
     const int most = c->nranks / 2 > 0 ? c->nranks / 2 : 1;
 
     fit_queues(c, rng);
     c->ranks_per_node = 1 + prop_draw(rng, most);
-    snprintf(c->net, sizeof(c->net), "ofi:%s", prop_chance(rng, 50) ? "tcp" : "shm");
+    snprintf(c->net, sizeof(c->net), "ofi:tcp");
 }
 
 /* One rank comes too late to one of its operations: a status on all ranks or right results, and those that mask it go
@@ -48,9 +49,6 @@ static void come_late_between_nodes(struct prop_case *c, struct prop_rng *rng)
 {
     cut_nodes(c, rng);
     come_late(c, rng);
-    /* Not shm: ranks of one process share its mappings, and one that has closed its own is fatal for those still
-     * sending. */
-    snprintf(c->net, sizeof(c->net), "ofi:tcp");
     c->timeout_ms = 800; /* connecting is part of it */
 }
 
