@@ -167,13 +167,22 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
             address = routing.handle.address
             plan = plan_for(pool, request.kind(topk, idx.dtype, True), domains.scaleup)
             counts = Counts(pool, domains.scaleup, how.num_experts // engine.nranks)
-            used += [request, idx, counts, how.stats]
-            plan.update(address, idx, counts, how.stats, (how.rows or 0) if how.drop else 0, launch.address)
+            guess = plan.guess() if how.cpu_sync and not how.drop else None
+            used += [request, idx, counts, how.stats, guess]
+            plan.update(address, idx, counts, how.stats, (how.rows or 0) if how.drop else 0, guess[0] if guess else 0,
+                        launch.address)
+            given = (address, request.x, request.scales, request.weights)
+            if guess is not None:  # so that the GPU does not wait for the host
+                plan.queue(*given, (guess[0], guess[0], how.max_tokens), guess[1], True, request.num_sms,
+                           launch.address)
             sizes = _exact(plan, address, how, timeout_s) if how.cpu_sync else _worst(engine, request, how)
             routing.rows, routing.lines, routing.num_sms = sizes.rows, sizes.tokens, request.num_sms
             routing.used = sizes.used
-            result = plan.run(address, request.x, request.scales, request.weights,
-                              (sizes.rows, sizes.tokens, how.max_tokens), request.num_sms, launch.address, used)
+            if guess is not None and plan.fits(address):
+                result = plan.result(sizes.rows, sizes.tokens, guess[1])
+            else:
+                result = plan.run(*given, (sizes.rows, sizes.tokens, how.max_tokens), request.num_sms, launch.address,
+                                  used)
             kept_idx = how.topk_idx.clone() if how.copy else how.topk_idx
             handle = _make_handle(request, how, sizes, counts, result, routing, kept_idx, num_sms, domains)
             recv_idx = _narrowed(launch, result.idx, how.topk_idx.dtype)

@@ -13,6 +13,7 @@ from epx.errors import make_error
 from epx.tensors import fill
 
 from ._elastic_engine import ElasticPool
+from ._fresh import RowGuess
 from ._memory import CudaHeap, Form, Part, Reserved
 
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.float32: epx.DType.FP32,
@@ -56,6 +57,16 @@ class Memory:
             return [tensor.data_ptr() for tensor in self._tensors]
         return [self._reserved.address + place for place in self._reserved.form.places]
 
+    @property
+    def in_heap(self) -> bool:
+        """True if it can be cut."""
+        return self._reserved is not None
+
+    def cut(self, rows: int) -> None:
+        """Only the first rows of each tensor are used."""
+        assert self._reserved is not None
+        self._reserved.cut(rows)
+
     def tensors(self) -> List[torch.Tensor]:
         """The tensors."""
         return self._tensors if self._reserved is None else self._reserved.tensors()
@@ -78,22 +89,42 @@ class Counts:
         return torch.split(self.flat, self._sizes)
 
 
+class Memories(NamedTuple):
+    """Of rows and scales, of indices and weights, of the source map."""
+
+    large: Memory
+    small: Optional[Memory]
+    source_map: Optional[Memory]
+
+    @property
+    def in_heap(self) -> bool:
+        """True if they can be cut."""
+        return all(memory is None or memory.in_heap for memory in self)
+
+    def cut(self, rows: int, lines: int) -> None:
+        """Only so many rows, and lines of the source map, are used."""
+        self.large.cut(rows)
+        if self.small is not None:
+            self.small.cut(rows)
+        if self.source_map is not None:
+            self.source_map.cut(lines)
+
+
 class Result:
     """What a dispatch returns, but for the handle."""
 
-    def __init__(self, kind: Kind, rows: int, memories: Tuple[Memory, Optional[Memory]],
-                 source_map: Optional[Memory]) -> None:
-        parts = memories[0].tensors()
+    def __init__(self, kind: Kind, rows: int, memories: Memories) -> None:
+        parts = memories.large.tensors()
         self.x = parts[0] if parts[0].dtype is kind.dtype else parts[0].view(kind.dtype)
         self.scales: Optional[torch.Tensor] = None
         if kind.scales is not None:
             made = parts[1] if parts[1].dtype is kind.scales[1] else parts[1].view(kind.scales[1])
             # As strides, because torch gives a tensor without rows others than (1, 0).
             self.scales = made.as_strided((rows, made.shape[0]), (1, made.shape[1])) if kind.scales[2] else made
-        small = memories[1].tensors() if memories[1] is not None else []
+        small = memories.small.tensors() if memories.small is not None else []
         self.idx = small[0] if not kind.expand else None
         self.weights = small[-1] if kind.weighted else None
-        self.source_map = source_map.tensors()[0] if source_map is not None else None
+        self.source_map = memories.source_map.tensors()[0] if memories.source_map is not None else None
 
 
 class DispatchPlan:
@@ -125,6 +156,7 @@ class DispatchPlan:
             None, ctypes.addressof(self._config))
         self._seen: List[int] = []  # the last counts, for a message
         self._last: Tuple[Tuple[int, int], _Forms] = ((-1, -1), (Form(), None, None))
+        self._guess = RowGuess()
 
     def _make_structs(self, kind: Kind, sources: int, experts: int) -> None:
         # Rows are bytes on their way: those of a dtype that EPX does not know travel as bf16, those with scales as FP8.
@@ -148,12 +180,21 @@ class DispatchPlan:
             fill(struct, 0, code, shape, None)
             self._pointers[name] = ctypes.pointer(struct)
 
+    def guess(self) -> Optional[Tuple[int, Memories]]:
+        """(a number of rows that the next dispatch will hardly exceed, memory for them); None where a dispatch cannot
+        be queued before its rows are known. Scales that lie column by column have places that depend on the rows."""
+        rows, column_major = self._guess.rows(), self._kind.scales is not None and self._kind.scales[2]
+        if not rows or column_major or not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
+            return None
+        memories = self._reserve(rows, rows)  # a token takes a line of the source map, and at least one row
+        return (rows, memories) if memories.in_heap else None
+
     def update(self, address: int, idx: torch.Tensor, counts: Counts, stats: Optional[torch.Tensor],
-               drop_rows: int, stream: Any) -> None:
+               drop_rows: int, expected_rows: int, stream: Any) -> None:
         """Gives the handle at `address` a routing, which fills the counts. `drop_rows`: 0, or the rows that this rank
-        takes; what is beyond is dropped."""
+        takes; what is beyond is dropped. `expected_rows`: those of guess(), or 0."""
         at = self._at
-        self._info.drop_rows = drop_rows
+        self._info.drop_rows, self._info.expected_rows = drop_rows, expected_rows
         at["idx"].shape[0], at["idx"].data = idx.shape[0], idx.data_ptr()
         at["source_ends"].data, at["expert_ends"].data, at["expert_rows"].data = counts.addresses()
         self._info.expert_stats = self._pointers["stats"] if stats is not None else None
@@ -176,7 +217,14 @@ class DispatchPlan:
         check(self._lib.epx_handle_recv_count(address, ctypes.byref(rows), ctypes.byref(counts)))
         check(self._lib.epx_handle_recv_tokens(address, ctypes.byref(tokens)))
         self._seen = list(counts)
+        self._guess.learn(rows.value)
         return rows.value, tokens.value, self._seen
+
+    def fits(self, address: int) -> bool:
+        """After received(): did every rank get at most the rows that it had guessed?"""
+        fits = ctypes.c_int()
+        check(self._lib.epx_handle_recv_fits(address, ctypes.byref(fits)))
+        return bool(fits.value)
 
     def _forms(self, rows: int, lines: int) -> _Forms:
         """Those of the last call, if it had as many rows: without CPU sync every call has."""
@@ -205,17 +253,31 @@ class DispatchPlan:
         for name, address in zip(names, memory.addresses()):
             self._at[name].shape[0], self._at[name].data = rows, address
 
+    def _reserve(self, rows: int, lines: int) -> Memories:
+        large, small, source_map = self._forms(rows, lines)
+        return Memories(Memory(self._pool, large), Memory(self._pool, small) if small is not None else None,
+                        Memory(self._pool, source_map) if source_map is not None else None)
+
     def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
             sizes: Tuple[int, int, int], max_sms: int, stream: Any, used: List[Any]) -> Result:
         """Dispatches with the handle at `address`. `sizes`: rows, lines of the source map, its stride. `max_sms`: 0 for
         EPX's own number. Appends the memory of the result to `used`."""
+        memories = self._reserve(sizes[0], sizes[1])
+        used.append(memories)
+        self.queue(address, x, scales, weights, sizes, memories, False, max_sms, stream)
+        return Result(self._kind, sizes[0], memories)
+
+    def result(self, rows: int, lines: int, memories: Memories) -> Result:
+        """Of a dispatch that was queued before its rows were known, if these fit."""
+        memories.cut(rows, lines)
+        return Result(self._kind, rows, memories)
+
+    def queue(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
+              sizes: Tuple[int, int, int], memories: Memories, if_expected: bool, max_sms: int, stream: Any) -> None:
+        """As run(), into memory that is there. `if_expected`: it does nothing if rows do not fit."""
         kind, at, (rows, lines, stride) = self._kind, self._at, sizes
-        forms = self._forms(rows, lines)
-        large = Memory(self._pool, forms[0])
-        small = Memory(self._pool, forms[1]) if forms[1] is not None else None
-        source_map = Memory(self._pool, forms[2]) if forms[2] is not None else None
         at["tokens"].shape[0], at["tokens"].data = x.shape[0], x.data_ptr()
-        self._point(["out", "out_scales"], large, rows)
+        self._point(["out", "out_scales"], memories.large, rows)
         if scales is not None:
             assert kind.scales is not None
             at["scales"].shape[0], at["scales"].data = scales.shape[0], scales.data_ptr()
@@ -224,15 +286,13 @@ class DispatchPlan:
                 (1, -(-rows // 4) * 4) if kind.scales[2] else (kind.scales[0], 1)
         if weights is not None:
             at["weights"].shape[0], at["weights"].data = weights.shape[0], weights.data_ptr()
-        if small is not None:
-            self._point(([] if kind.expand else ["out_idx"]) + ["out_weights"], small, rows)
-        if source_map is not None:
-            self._point(["map"], source_map, lines)
+        if memories.small is not None:
+            self._point(([] if kind.expand else ["out_idx"]) + ["out_weights"], memories.small, rows)
+        if memories.source_map is not None:
+            self._point(["map"], memories.source_map, lines)
             self._config.source_stride = stride
-        self._config.max_sms = max_sms
-        used += [large, small, source_map]
+        self._config.max_sms, self._config.if_expected = max_sms, if_expected
         check(self._lib.epx_dispatch(address, *self._dispatch, stream))
-        return Result(kind, rows, (large, small), source_map)
 
 
 def plan_for(pool: ElasticPool, kind: Kind, sources: int) -> DispatchPlan:

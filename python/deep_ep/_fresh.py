@@ -23,6 +23,21 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.
            torch.float8_e4m3fn: epx.DType.FP8_E4M3, torch.int32: epx.DType.INT32, torch.int64: epx.DType.INT64}
 
 
+class RowGuess:
+    """Rows that the next dispatch of a kind will hardly exceed, by those before it."""
+
+    def __init__(self) -> None:
+        self._most = 0
+
+    def rows(self) -> int:
+        """0 if there was none yet."""
+        return (self._most + self._most // 32 + 127) // 64 * 64 if self._most else 0
+
+    def learn(self, rows: int) -> None:
+        """Takes note of the rows of a dispatch. What was once more is forgotten slowly."""
+        self._most = max(rows, self._most - (self._most - rows) // 16)
+
+
 class FreshPlan:
     """The structs of one kind of call."""
 
@@ -51,7 +66,7 @@ class FreshPlan:
             fill(at["out_scales"], 0, _DTYPES[scales.dtype], (0, scales.shape[1]), None)
             inputs.scales, outputs.scales = pointer["scales"], pointer["out_scales"]
         config = self._config = _abi.DispatchConfigStruct()
-        self._most = 0  # rows of the last dispatches
+        self.guess = RowGuess()
         self._keep = inputs, outputs, config
         self._addresses = ctypes.addressof(inputs), ctypes.addressof(outputs), None, ctypes.addressof(config)
 
@@ -69,14 +84,6 @@ class FreshPlan:
         for name, place in zip(names, reserved.form.places):
             struct = self._at[name]
             struct.shape[0], struct.data = rows, reserved.address + place
-
-    def expected(self) -> int:
-        """Rows that a dispatch will hardly exceed; 0 if there was none yet."""
-        return (self._most + self._most // 32 + 127) // 64 * 64 if self._most else 0
-
-    def learn(self, rows: int) -> None:
-        """Takes note of the rows of a dispatch. What was once more is forgotten slowly."""
-        self._most = max(rows, self._most - (self._most - rows) // 16)
 
     def reserve(self, rows: int) -> Optional["Results"]:
         """Memory of (rows, scales), of the sources, which a handle keeps, and of (indices, weights). None if the heap
@@ -105,7 +112,7 @@ class FreshDispatch:
 
     def __init__(self, plan: Optional[FreshPlan], request: Any, one_node: bool) -> None:
         self._plan, self._request = plan, request
-        self.expected = plan.expected() if plan and one_node else 0
+        self.expected = plan.guess.rows() if plan and one_node else 0
         self._results = plan.reserve(self.expected) if plan and self.expected else None
         if self._results is None:
             self.expected = 0
@@ -121,7 +128,7 @@ class FreshDispatch:
         plan, results = self._plan, self._results
         if plan is None:
             return None
-        plan.learn(rows)
+        plan.guess.learn(rows)
         if results is not None and handle.recv_fits():
             for reserved in results:
                 reserved.cut(rows)

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from deep_ep._checks import CallError, InputError
 from deep_ep._elastic_plan import DispatchPlan
 from elastic_reference import Expanded, combined, flat_results
-from ranks_elastic import HIDDEN, MAX, check_counts, check_expanded, check_flat, elastic, make_work, send
+from ranks_elastic import (HIDDEN, MAX, at_home, check_counts, check_expanded, check_flat, crowded, elastic, make_work,
+                           nowhere, send)
 from reference import Work, same_bits
 from suite import World, environment
 
@@ -253,6 +254,26 @@ def test_handles_of_other_rows(world: World) -> None:
     del gone
     with elastic(world) as other:
         assert same_bits(other.dispatch(world.to(work.x[me]), handle=handle)[0], rows)
+
+
+def test_rows_that_nobody_expected(world: World) -> None:
+    """[E] 4: with CPU sync, each dispatch with many more or fewer rows than the ones before it: on a GPU it is queued
+    before the rows are known, and again where they do not fit. Results are exact, and earlier ones stay."""
+    kinds = (at_home, crowded, lambda work: work, nowhere, crowded, lambda work: work, lambda work: work)
+    with elastic(world) as buffer:
+        for expand in (False, True):
+            kept = []
+            for i, kind in enumerate(kinds):
+                work = kind(make_work(world, 20 + i, local=4))
+                kept.append((work, send(world, buffer, work, do_expand=expand, expert_alignment=3)))
+            for work, result in kept:
+                if expand:
+                    check_expanded(world, work, result, lambda x: x, 3, True)
+                else:
+                    check_flat(world, work, result, lambda x: x, True)
+                check_counts(work, world.rank, result[3], 3, buffer.num_scaleup_ranks, True)
+                recv, weights = result[0], None if expand else result[2]
+                assert buffer.combine(recv, result[3], topk_weights=weights)[0].shape == work.x[world.rank].shape
 
 
 def test_a_failed_dispatch_keeps_what_it_has_queued(world: World) -> None:
