@@ -167,7 +167,7 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
             address = routing.handle.address
             plan = plan_for(pool, request.kind(topk, idx.dtype, True), domains.scaleup)
             counts = Counts(pool, domains.scaleup, how.num_experts // engine.nranks)
-            guess = plan.guess() if how.cpu_sync and not how.drop else None
+            guess = plan.guess(_worst(engine, request, how).rows) if how.cpu_sync and not how.drop else None
             used += [request, idx, counts, how.stats, guess]
             plan.update(address, idx, counts, how.stats, (how.rows or 0) if how.drop else 0, guess[0] if guess else 0,
                         launch.address)

@@ -21,6 +21,7 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.
 # Dtypes whose tensors a heap makes; rows of others are made as bytes and viewed.
 _MADE = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8)
 _SLICE_US = 50000
+_PAUSE = 16
 
 _Forms = Tuple[Form, Optional[Form], Optional[Form]]  # of rows and scales, of indices and weights, of the source map
 
@@ -39,14 +40,15 @@ class Kind(NamedTuple):
 
 
 class Memory:
-    """Tensors of a form, in the heap if there is room. On a GPU they are created when the work is queued."""
+    """Tensors of a form, in the heap if there is room. On a GPU they are created when the work is queued.
+    `heap_only`: else there are none."""
 
-    def __init__(self, pool: ElasticPool, form: Form) -> None:
+    def __init__(self, pool: ElasticPool, form: Form, heap_only: bool = False) -> None:
         self._reserved: Optional[Reserved] = None
         self._tensors: List[torch.Tensor] = []
         if isinstance(pool.heap, CudaHeap):
             self._reserved = pool.heap.reserve(form)
-            if self._reserved is None:
+            if self._reserved is None and not heap_only:
                 self._tensors = form.ordinary(pool.device)
         else:
             self._tensors = pool.heap.try_make(form) or form.ordinary(pool.device)
@@ -59,7 +61,7 @@ class Memory:
 
     @property
     def in_heap(self) -> bool:
-        """True if it can be cut."""
+        """True if it is in the heap of a GPU."""
         return self._reserved is not None
 
     def cut(self, rows: int) -> None:
@@ -98,7 +100,7 @@ class Memories(NamedTuple):
 
     @property
     def in_heap(self) -> bool:
-        """True if they can be cut."""
+        """True if they are in the heap of a GPU."""
         return all(memory is None or memory.in_heap for memory in self)
 
     def cut(self, rows: int, lines: int) -> None:
@@ -157,6 +159,7 @@ class DispatchPlan:
         self._seen: List[int] = []  # the last counts, for a message
         self._last: Tuple[Tuple[int, int], _Forms] = ((-1, -1), (Form(), None, None))
         self._guess = RowGuess()
+        self._pause = 0  # calls that do not guess: the heap was full, and looking for room in it takes time
 
     def _make_structs(self, kind: Kind, sources: int, experts: int) -> None:
         # Rows are bytes on their way: those of a dtype that EPX does not know travel as bf16, those with scales as FP8.
@@ -180,14 +183,22 @@ class DispatchPlan:
             fill(struct, 0, code, shape, None)
             self._pointers[name] = ctypes.pointer(struct)
 
-    def guess(self) -> Optional[Tuple[int, Memories]]:
+    def guess(self, limit: int) -> Optional[Tuple[int, Memories]]:
         """(a number of rows that the next dispatch will hardly exceed, memory for them); None where a dispatch cannot
-        be queued before its rows are known. Scales that lie column by column have places that depend on the rows."""
-        rows, column_major = self._guess.rows(), self._kind.scales is not None and self._kind.scales[2]
+        be queued before its rows are known. Scales that lie column by column have places that depend on the rows.
+        `limit`: more than so many there cannot be."""
+        rows, column_major = self._guess.rows(limit), self._kind.scales is not None and self._kind.scales[2]
         if not rows or column_major or not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
             return None
-        memories = self._reserve(rows, rows)  # a token takes a line of the source map, and at least one row
-        return (rows, memories) if memories.in_heap else None
+        if self._pause:
+            self._pause -= 1
+            return None
+        # A token takes a line of the source map, and at least one row.
+        memories = self._reserve(rows, rows, heap_only=True)
+        if memories.in_heap:
+            return rows, memories
+        self._pause = _PAUSE
+        return None
 
     def update(self, address: int, idx: torch.Tensor, counts: Counts, stats: Optional[torch.Tensor],
                drop_rows: int, expected_rows: int, stream: Any) -> None:
@@ -253,10 +264,10 @@ class DispatchPlan:
         for name, address in zip(names, memory.addresses()):
             self._at[name].shape[0], self._at[name].data = rows, address
 
-    def _reserve(self, rows: int, lines: int) -> Memories:
-        large, small, source_map = self._forms(rows, lines)
-        return Memories(Memory(self._pool, large), Memory(self._pool, small) if small is not None else None,
-                        Memory(self._pool, source_map) if source_map is not None else None)
+    def _reserve(self, rows: int, lines: int, heap_only: bool = False) -> Memories:
+        large, *others = self._forms(rows, lines)
+        return Memories(Memory(self._pool, large, heap_only),
+                        *(None if form is None else Memory(self._pool, form, heap_only) for form in others))
 
     def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
             sizes: Tuple[int, int, int], max_sms: int, stream: Any, used: List[Any]) -> Result:

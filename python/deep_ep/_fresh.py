@@ -29,9 +29,9 @@ class RowGuess:
     def __init__(self) -> None:
         self._most = 0
 
-    def rows(self) -> int:
-        """0 if there was none yet."""
-        return (self._most + self._most // 32 + 127) // 64 * 64 if self._most else 0
+    def rows(self, limit: int) -> int:
+        """0 if there was none yet. `limit`: more than so many there cannot be."""
+        return min((self._most + self._most // 32 + 127) // 64 * 64, limit) if self._most else 0
 
     def learn(self, rows: int) -> None:
         """Takes note of the rows of a dispatch. What was once more is forgotten slowly."""
@@ -66,7 +66,8 @@ class FreshPlan:
             fill(at["out_scales"], 0, _DTYPES[scales.dtype], (0, scales.shape[1]), None)
             inputs.scales, outputs.scales = pointer["scales"], pointer["out_scales"]
         config = self._config = _abi.DispatchConfigStruct()
-        self.guess = RowGuess()
+        self._guess = RowGuess()
+        self._limit = pool.max_tokens * pool.group.info.nranks
         self._keep = inputs, outputs, config
         self._addresses = ctypes.addressof(inputs), ctypes.addressof(outputs), None, ctypes.addressof(config)
 
@@ -84,6 +85,14 @@ class FreshPlan:
         for name, place in zip(names, reserved.form.places):
             struct = self._at[name]
             struct.shape[0], struct.data = rows, reserved.address + place
+
+    def expected(self) -> int:
+        """Rows that a dispatch will hardly exceed; 0 if there was none yet."""
+        return self._guess.rows(self._limit)
+
+    def learn(self, rows: int) -> None:
+        """Takes note of the rows of a dispatch."""
+        self._guess.learn(rows)
 
     def reserve(self, rows: int) -> Optional["Results"]:
         """Memory of (rows, scales), of the sources, which a handle keeps, and of (indices, weights). None if the heap
@@ -112,7 +121,7 @@ class FreshDispatch:
 
     def __init__(self, plan: Optional[FreshPlan], request: Any, one_node: bool) -> None:
         self._plan, self._request = plan, request
-        self.expected = plan.guess.rows() if plan and one_node else 0
+        self.expected = plan.expected() if plan and one_node else 0
         self._results = plan.reserve(self.expected) if plan and self.expected else None
         if self._results is None:
             self.expected = 0
@@ -128,7 +137,7 @@ class FreshDispatch:
         plan, results = self._plan, self._results
         if plan is None:
             return None
-        plan.guess.learn(rows)
+        plan.learn(rows)
         if results is not None and handle.recv_fits():
             for reserved in results:
                 reserved.cut(rows)
