@@ -161,9 +161,9 @@ def main() -> None:
     bench = Bench(args)
     times = bench.run()
     if bench.rank == 0:
-        print("deep_ep V1 and V2: %d ranks on %s, %d tokens, hidden %d, top-%d of %d; us, median of %d x %d, slowest rank"
-              % (bench.ranks, args.device, args.tokens, args.hidden, args.topk, args.experts, args.iterations,
-                 args.series))
+        print("deep_ep V1 and V2: %d ranks on %s, %d tokens, hidden %d, top-%d of %d; us, median of %d x %d, slowest "
+              "rank" % (bench.ranks, args.device, args.tokens, args.hidden, args.topk, args.experts, args.iterations,
+                        args.series))
         print("| call | us | of the call before it |\n|---|---|---|")
         before = 0.0
         for name, taken in times.items():
