@@ -662,7 +662,7 @@ static int sleep_until_lost(struct suite_rank *self, int peer)
     for (; !self->lost[peer]; polls++) {
         SUITE_TRY(suite_step(self));
         (void)self->net->ops->arm(self->net);
-        usleep(8000);
+        usleep((useconds_t)self->timeout_ms * 1000 / 125);
     }
     SUITE_CHECK(self, polls < 400); /* the clock is looked at once in 64: with an eighth of the deadline each, 576 */
     return 0;
