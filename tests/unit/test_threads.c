@@ -15,6 +15,7 @@
 #include "util/clock.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
+#include "tests/lib/slow.h"
 #include "tests/lib/unit.h"
 
 enum { THREADS = 4, ROUNDS = 40, DEADLINE_MS = 120000 };
@@ -313,10 +314,15 @@ struct waiter {
     struct fixture *s;
     epx_event *event;
     pthread_t thread;
-    atomic_int inside, go;
+    atomic_int inside, go; /* inside: the thread's number, just before its call */
     epx_status status;
     int64_t rows;
 };
+
+static int own_number(void)
+{
+    return (int)syscall(SYS_gettid);
+}
 
 static void wait_to_go(void *arg)
 {
@@ -330,7 +336,7 @@ static void *wait_for_the_event(void *arg)
 {
     struct waiter *w = arg;
 
-    atomic_store(&w->inside, 1);
+    atomic_store(&w->inside, own_number());
     w->status = epx_event_sync(w->event);
     return NULL;
 }
@@ -339,7 +345,7 @@ static void *wait_for_counts(void *arg)
 {
     struct waiter *w = arg;
 
-    atomic_store(&w->inside, 1);
+    atomic_store(&w->inside, own_number());
     w->status = epx_handle_recv_count(w->s->ht, &w->rows, NULL);
     return NULL;
 }
@@ -348,7 +354,7 @@ static void *wait_for_tokens(void *arg)
 {
     struct waiter *w = arg;
 
-    atomic_store(&w->inside, 1);
+    atomic_store(&w->inside, own_number());
     w->status = epx_handle_recv_tokens(w->s->ht, &w->rows);
     return NULL;
 }
@@ -358,20 +364,36 @@ static void *wait_whether_it_fits(void *arg)
     struct waiter *w = arg;
     int fits = 0;
 
-    atomic_store(&w->inside, 1);
+    atomic_store(&w->inside, own_number());
     w->status = epx_handle_recv_fits(w->s->ht, &fits);
     w->rows = fits;
     return NULL;
 }
 
-/* The thread is inside its call, as far as can be told. */
+/* Between its number and its call it would be running, or ready to. */
+static int sleeps(int thread)
+{
+    char path[64], text[256] = "";
+    const char *state;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
+    file = fopen(path, "r");
+    if (!file)
+        return 0;
+    text[fread(text, 1, sizeof(text) - 1, file)] = 0;
+    fclose(file);
+    state = strrchr(text, ')');
+    return state && strncmp(state, ") S", 3) == 0;
+}
+
+/* The thread is inside its call, and waits. */
 static int start_waiter(struct waiter *w, void *(*wait)(void *))
 {
     if (pthread_create(&w->thread, NULL, wait, w) != 0)
         return fixture_fail(w->s, "a thread");
-    while (!atomic_load(&w->inside))
-        usleep(100);
-    usleep(20000);
+    for (int i = 0; i < 10000 && !sleeps(atomic_load(&w->inside)); i++) /* one that does not wait has ended */
+        usleep(1000);
     return 0;
 }
 
@@ -453,6 +475,7 @@ static void *wait_in_vain(void *arg)
 static int several_wait_in_vain(struct fixture *s)
 {
     struct waiter behind = {.s = s}, w[3] = {{.s = s}, {.s = s}, {.s = s}};
+    const int timeout_ms = *(const int *)s->arg;
     int rc = 0;
 
     fixture_refill(s);
@@ -464,7 +487,7 @@ static int several_wait_in_vain(struct fixture *s)
     for (int i = 0; i < 3; i++)
         pthread_join(w[i].thread, NULL);
     for (int i = 0; i < 3; i++)
-        if (w[i].status != EPX_ERR_TIMEOUT || w[i].rows >= 2300) /* 4 * 250 ms; the third took 3 s */
+        if (w[i].status != EPX_ERR_TIMEOUT || w[i].rows >= 9 * timeout_ms) /* 4; the third took 12 */
             rc = fixture_fail(s, "a wait in vain took too long, or had no deadline");
     atomic_store(&behind.go, 1);
     (void)epx_stream_sync(s->group, NULL);
@@ -473,10 +496,11 @@ static int several_wait_in_vain(struct fixture *s)
 
 static void waits_for_counts_have_a_deadline_each(void **state)
 {
-    const epx_group_config config = fixture_config(250);
+    int timeout_ms = slow_ms(250);
+    const epx_group_config config = fixture_config(timeout_ms);
 
     (void)state;
-    assert_int_equal(fixture_run(1, &config, several_wait_in_vain, NULL), 0);
+    assert_int_equal(fixture_run(1, &config, several_wait_in_vain, &timeout_ms), 0);
 }
 
 /* Who waits for an update when another thread queues the next waits for that one. */
@@ -683,33 +707,6 @@ static void *create_alone(void *arg)
     return NULL;
 }
 
-/* The thread that creates a group waits for another rank, which never comes, with locks that a child inherits. */
-static void a_child_that_is_forked_beside_a_creation_is_refused(void **state)
-{
-    epx_status status = EPX_OK;
-    pthread_t thread;
-    int rc = -1;
-    pid_t pid;
-
-    (void)state;
-    child_world(2);
-    setenv("RANK", "0", 1);
-    setenv("EPX_BOOT_TIMEOUT_MS", "400", 1);
-    assert_int_equal(pthread_create(&thread, NULL, create_alone, &status), 0);
-    usleep(50000);
-    pid = child_fork();
-    if (pid == 0) {
-        alarm(3);
-        create_alone(&status);
-        _exit(status == EPX_ERR_USAGE && strstr(epx_last_error(), "fork") ? 0 : 1);
-    }
-    assert_int_equal(waitpid(pid, &rc, 0), pid);
-    pthread_join(thread, NULL);
-    unsetenv("EPX_BOOT_TIMEOUT_MS");
-    assert_int_equal(rc, 0);
-    assert_int_equal(status, EPX_ERR_TIMEOUT);
-}
-
 /* TCP sockets of this process, those of libfabric among them. */
 static int count_sockets(void)
 {
@@ -722,6 +719,35 @@ static int count_sockets(void)
         count += !getsockname(fd, (struct sockaddr *)&at, &length) && at.ss_family == AF_INET;
     }
     return count;
+}
+
+/* The thread that creates a group waits for another rank, which never comes, with locks that a child inherits. */
+static void a_child_that_is_forked_beside_a_creation_is_refused(void **state)
+{
+    const int before = count_sockets();
+    epx_status status = EPX_OK;
+    pthread_t thread;
+    int rc = -1;
+    pid_t pid;
+
+    (void)state;
+    child_world(2);
+    setenv("RANK", "0", 1);
+    child_set_int("EPX_BOOT_TIMEOUT_MS", slow_ms(600));
+    assert_int_equal(pthread_create(&thread, NULL, create_alone, &status), 0);
+    for (int i = 0; i < 10000 && count_sockets() == before; i++) /* it listens for the other rank then */
+        usleep(1000);
+    pid = child_fork();
+    if (pid == 0) {
+        alarm(60);
+        create_alone(&status);
+        _exit(status == EPX_ERR_USAGE && strstr(epx_last_error(), "fork") ? 0 : 1);
+    }
+    assert_int_equal(waitpid(pid, &rc, 0), pid);
+    pthread_join(thread, NULL);
+    unsetenv("EPX_BOOT_TIMEOUT_MS");
+    assert_int_equal(rc, 0);
+    assert_int_equal(status, EPX_ERR_TIMEOUT);
 }
 
 /* A rank that is killed looks alive where a child of it keeps its sockets: a data loader, for instance. They are known
