@@ -15,7 +15,8 @@
 
 struct put_batch {
     struct command_set set;
-    int n, ring, failed;
+    int n, ring;
+    int failed; /* 1 + the first ring that took a push no more; 0 = none */
 };
 
 KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
@@ -45,8 +46,9 @@ KFN void put_begin(struct put_batch *batch)
 /* Non-zero: the ring stayed full for a whole deadline, or the group has failed. */
 KFN_STEP int put_flush(struct agent *ag, const struct group_dev *g, struct put_batch *batch)
 {
-    if (batch->n && ag_push(ag, &g->rings[batch->ring], command_set_list(&batch->set), batch->n) != WAIT_OK)
-        batch->failed = 1;
+    if (batch->n && ag_push(ag, &g->rings[batch->ring], command_set_list(&batch->set), batch->n) != WAIT_OK &&
+        !batch->failed)
+        batch->failed = batch->ring + 1;
     batch->n = 0;
     return batch->failed;
 }

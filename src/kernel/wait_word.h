@@ -67,15 +67,16 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
     return fail_all(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen);
 }
 
-/* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. */
-KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
+/* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. Other
+ * rings may wait for other peers, and for a moment only. */
+KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g, const struct put_batch *batch)
 {
     struct awaited own = {-1, NULL, 0};
     enum wait_result why = ag_look(&control_of(g, g->rank)->abort_word) ? WAIT_ABORTED : WAIT_TIMEOUT;
     int culprit = -1;
 
-    for (int i = 0; why == WAIT_TIMEOUT && i < g->nrings && own.peer < 0; i++)
-        own.peer = (int)ag_look(g->rings[i].blocked) - 1; /* pairs with the release in report_blocked() */
+    if (why == WAIT_TIMEOUT) /* pairs with the release in report_blocked() */
+        own.peer = (int)ag_look(g->rings[batch->failed - 1].blocked) - 1;
     set_wait_left(ag, g->timeout_ns / 2);
     if (own.peer >= 0)
         why = follow(ag, g, own, has_masks(g) && phase_masks(PHASE_RING), &culprit);

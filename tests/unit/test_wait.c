@@ -147,6 +147,75 @@ static void proxies_that_do_not_stop_are_waited_for_together(void **state)
     assert_int_equal(world.now, 1000 + 100 * MS);
 }
 
+/* Two rings of rank 0 to ranks 1 and 2 of other nodes; the proxy of each waits for the rank that it serves. */
+struct two_rings {
+    struct control control;
+    struct command slots[2][4];
+    struct doorbell bells[2];
+    uint64_t words[2][9];
+    struct ring_dev rings[2];
+    uint64_t counters[SIG_COUNT * 3], pushed[3], pushed_all[2];
+    struct group_state state;
+    struct error_record error;
+    struct device_stats stats;
+};
+
+static void make_two_rings(struct two_rings *two)
+{
+    memset(two, 0, sizeof(*two));
+    for (int i = 0; i < 2; i++) {
+        uint64_t *w = two->words[i];
+
+        two->rings[i] = (struct ring_dev){two->slots[i], 3,     &w[0], &w[1], &w[2], &two->bells[i],
+                                          &w[3],         &w[4], &w[5], &w[6], &w[7], &w[8]};
+        *two->rings[i].asked = WAITS_WORD(1 << 20, 1 + i); /* questions are taken, and never answered */
+        *two->rings[i].blocked = 1 + 1 + (uint64_t)i;
+    }
+}
+
+/* Not the one that another ring waits for, perhaps for a moment only. */
+static void a_full_ring_names_the_rank_that_it_waits_for(void **state)
+{
+    static const int32_t routes[] = {0, 0, 1}, node_of[] = {0, 1, 2}, own_rank = 0;
+    static struct two_rings two;
+    char *heap[3] = {(char *)&two.control, NULL, NULL};
+    const struct group_dev g = {.nranks = 3,
+                                .nnodes = 3,
+                                .node_size = 1,
+                                .sig_slots = 1,
+                                .nrings = 2,
+                                .timeout_ns = 100 * MS,
+                                .heap = heap,
+                                .node_ranks = &own_rank,
+                                .node_of = node_of,
+                                .routes = routes,
+                                .rings = two.rings,
+                                .counters = two.counters,
+                                .pushed = two.pushed,
+                                .pushed_all = two.pushed_all,
+                                .state = &two.state,
+                                .error = &two.error,
+                                .stats = &two.stats};
+
+    (void)state;
+    own.agent.timeout_ns = 10 * MS;
+    for (int full = 0; full < 2; full++) {
+        struct put_batch batch;
+
+        make_two_rings(&two);
+        *two.rings[full].head = 4;
+        put_begin(&batch);
+        put(&own.agent, &g, &batch, 1 + full, 0, 0, 0, 0);
+        put(&own.agent, &g, &batch, 2 - full, 0, 0, 0, 0); /* another ring, which takes it */
+        assert_int_not_equal(put_flush(&own.agent, &g, &batch), 0);
+        assert_int_equal(push_failed(&own.agent, &g, &batch), 1);
+        assert_int_equal(two.error.status, KSTATUS_TIMEOUT);
+        assert_int_equal(two.error.phase, PHASE_RING);
+        assert_int_equal(two.error.peer, 1 + full);
+        assert_int_equal(ABORT_CULPRIT(two.control.abort_word), 1 + full);
+    }
+}
+
 struct waiter {
     struct agent agent;
     const uint64_t *word;
@@ -526,8 +595,8 @@ static void scratch_is_aligned_kept_and_grows(void **state)
 
 UNIT_TESTS_EACH(set_up, NULL, ready_word_returns_without_sleeping, deadline_ends_the_wait_and_is_counted,
                 zero_timeout_is_a_query, abort_word_ends_the_wait_unless_the_word_is_there,
-                proxies_that_do_not_stop_are_waited_for_together, sleeping_waiter_is_woken_by_an_abort,
-                word_without_bell_is_seen_all_the_same, waiter_gives_up_the_core,
+                proxies_that_do_not_stop_are_waited_for_together, a_full_ring_names_the_rank_that_it_waits_for,
+                sleeping_waiter_is_woken_by_an_abort, word_without_bell_is_seen_all_the_same, waiter_gives_up_the_core,
                 one_ring_wakes_every_agent_of_the_rank, endless_timeout_does_not_wrap,
                 no_wakeup_is_lost_between_two_ranks, no_wakeup_is_lost_between_more_ranks_than_cores,
                 no_wakeup_is_lost_between_processes, ring_without_sleepers_leaves_seq_alone,
