@@ -731,6 +731,56 @@ static int who_was_stopped_itself_loses_nobody(struct suite_rank *self)
     return suite_finish(self);
 }
 
+/* A completion queue that says that one put has failed, as a provider does whose own timers have expired. */
+static struct fi_cq_err_entry failed_put;
+
+static ssize_t read_failed(struct fid_cq *cq, void *buffer, size_t count)
+{
+    (void)cq, (void)buffer, (void)count;
+    return failed_put.op_context ? -FI_EAVAIL : -FI_EAGAIN;
+}
+
+static ssize_t read_failure(struct fid_cq *cq, struct fi_cq_err_entry *entry, uint64_t flags)
+{
+    (void)cq, (void)flags;
+    *entry = failed_put;
+    failed_put.op_context = NULL;
+    return 1;
+}
+
+/* Rank 0 finds that the provider has timed out. That is not this rank's deadline, which would be ETIMEDOUT. */
+static int find_failed(struct suite_rank *self)
+{
+    struct ofi_net *n = (struct ofi_net *)self->net;
+    struct fi_ops_cq *const ops = n->cq->ops;
+    struct fi_ops_cq fake = *ops;
+    struct net_event event = {0};
+    int got;
+
+    fake.read = read_failed;
+    fake.readerr = read_failure;
+    SUITE_CHECK(self, !suite_try_put(self, 1, 0, 0, STOPPED_PUT, 0));
+    SUITE_CHECK(self, n->peers[1].first);
+    failed_put = (struct fi_cq_err_entry){.op_context = n->peers[1].first, .err = FI_ETIMEDOUT};
+    n->cq->ops = &fake;
+    got = net_ofi_ops.poll(self->net, &event, 1);
+    n->cq->ops = ops;
+    SUITE_CHECK(self, got == 1 && event.kind == NET_FAILED && event.peer == 1);
+    SUITE_CHECK(self, event.error == ECONNRESET);
+    return 0;
+}
+
+static int a_provider_that_times_out_is_not_the_deadline(struct suite_rank *self)
+{
+    SUITE_TRY(suite_open(self));
+    SUITE_TRY(put_both_ways(self, 1));
+    SUITE_TRY(suite_wait_completed(self));
+    SUITE_TRY(suite_barrier(self));
+    if (self->rank == 0)
+        SUITE_TRY(find_failed(self));
+    return suite_barrier(self);
+}
+
 static const struct suite_case shm_cases[] = {
     {.name = "ranks_as_threads_are_refused", .nranks = 2, .body = ranks_as_threads_are_refused}};
 
@@ -761,6 +811,9 @@ static const struct suite_case own_cases[] = {
      .nranks = 2,
      .body = what_was_given_up_is_not_sent_to_a_lower_rank,
      .timeout_ms = 1000},
+    {.name = "a_provider_that_times_out_is_not_the_deadline",
+     .nranks = 2,
+     .body = a_provider_that_times_out_is_not_the_deadline},
 };
 enum { OWN_CASES = (int)(sizeof(own_cases) / sizeof(own_cases[0])) };
 

@@ -58,9 +58,12 @@ static struct ofi_net *of(struct net *net)
     return (struct ofi_net *)net;
 }
 
-/* libfabric's own error numbers begin at FI_EOTHER; below they are errno's. */
+/* libfabric's own error numbers begin at FI_EOTHER; below they are errno's. ETIMEDOUT says that EPX has given a peer up
+ * (docs/net.md). A provider that waits in vain does not say that: the peer may have given up this rank. */
 static int to_errno(int error)
 {
+    if (error == ETIMEDOUT)
+        return ECONNRESET;
     return error > 0 && error < FI_ERRNO_OFFSET ? error : EIO;
 }
 
@@ -113,6 +116,11 @@ static void peer_lost(struct ofi_net *n, int peer, int error, const char *why)
     if (p->hello_expected)
         expect_no_hello(n, p);
     expect_no_source(n, p);
+}
+
+static void put_failed(struct ofi_net *n, int peer, int error, const char *why)
+{
+    peer_lost(n, peer, to_errno(error), error == ETIMEDOUT ? "the provider waited for it in vain" : why);
 }
 
 /* The provider has not said so, and may go on with the puts that are in flight, unless the process has ended. */
@@ -207,7 +215,7 @@ static int post(struct ofi_net *n, const struct net_put *put, int follows, uint6
     n->free = op;
     if (rc == -FI_EAGAIN)
         return post_refused(n, put->peer);
-    peer_lost(n, put->peer, to_errno((int)-rc), "a put was refused");
+    put_failed(n, put->peer, (int)-rc, "a put was refused");
     return -p->error;
 }
 
@@ -500,7 +508,7 @@ static void take_error(struct ofi_net *n)
         return;
     op = own_op(n, entry.op_context, entry.flags);
     if (op) {
-        peer_lost(n, (int)op->peer, to_errno(entry.err), "a put failed");
+        put_failed(n, (int)op->peer, entry.err, "a put failed");
         complete(n, op, &ignored);
         return;
     }
