@@ -18,6 +18,7 @@ epx_status epx_graph_begin(epx_group *group, epx_stream stream)
 
 epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph)
 {
+    epx_graph *unwanted = NULL;
     API_ISSUE;
     epx_status status = group_check(group, "epx_graph_end");
 
@@ -25,8 +26,11 @@ epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph)
         status = stream_check(group, stream, "epx_graph_end");
     if (status != EPX_OK)
         return status;
-    if (!graph)
+    if (!graph) { /* the recording ends all the same */
+        if (graphs_end(group, group_stream(group, stream), &unwanted) == EPX_OK)
+            graphs_destroy(unwanted);
         return fail(EPX_ERR_ARGUMENT, "epx_graph_end: graph: expected a pointer, got NULL");
+    }
     *graph = NULL;
     return graphs_end(group, group_stream(group, stream), graph);
 }

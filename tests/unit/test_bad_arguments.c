@@ -47,9 +47,11 @@ static int null_pointers(struct fixture *s)
     REFUSED(epx_event_sync(NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_event_destroy(NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_graph_begin(NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
-    REFUSED(epx_graph_end(s->group, NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_graph_end(NULL, NULL, &graph), EPX_ERR_ARGUMENT, "group", "NULL");
+    REFUSED(epx_graph_end(s->group, NULL, NULL), EPX_ERR_ARGUMENT, "graph", "NULL");
     REFUSED(epx_graph_end(s->group, NULL, &graph), EPX_ERR_USAGE, "captures no graph");
     REFUSED(epx_graph_launch((epx_graph *)s, NULL), EPX_ERR_ARGUMENT, "graph");
+    REFUSED(epx_graph_launch(NULL, NULL), EPX_ERR_ARGUMENT, "graph", "NULL");
     REFUSED(epx_graph_destroy(NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_world_query(NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_group_query(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");

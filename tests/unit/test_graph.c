@@ -263,9 +263,29 @@ static void updates_beside_those_of_graphs_are_counted(void **state)
     assert_int_equal(fixture_run(3, &config, update_in_a_graph, NULL), 0);
 }
 
+static int end_to_nowhere(struct fixture *s)
+{
+    epx_graph *graph = NULL;
+
+    if (epx_graph_begin(s->group, NULL) != EPX_OK || epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK ||
+        epx_graph_end(s->group, NULL, NULL) != EPX_ERR_ARGUMENT)
+        return fixture_fail(s, "ending a recording without a place for the graph");
+    if (epx_stream_sync(s->group, NULL) != EPX_OK || epx_graph_end(s->group, NULL, &graph) != EPX_ERR_USAGE || graph)
+        return fixture_fail(s, "the stream still records");
+    return fixture_ht(s);
+}
+
+/* As epx.h says: the recording ends also when epx_graph_end fails. */
+static void a_recording_ends_without_a_place_for_the_graph(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(2, NULL, end_to_nowhere, NULL), 0);
+}
+
 UNIT_MAIN(cmocka_unit_test_setup_teardown(every_launch_runs_all_in_order, open_device, close_device),
           cmocka_unit_test_setup_teardown(what_a_graph_cannot_have_is_refused, open_device, close_device),
           cmocka_unit_test(operations_are_recorded_and_replayed),
           cmocka_unit_test(a_launch_that_needs_a_staged_slot_is_refused),
           cmocka_unit_test(a_launch_beside_a_staged_operation_counts),
-          cmocka_unit_test(updates_beside_those_of_graphs_are_counted))
+          cmocka_unit_test(updates_beside_those_of_graphs_are_counted),
+          cmocka_unit_test(a_recording_ends_without_a_place_for_the_graph))
