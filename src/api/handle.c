@@ -7,6 +7,7 @@
 #include "api/args.h"
 #include "api/check.h"
 #include "group/abort.h"
+#include "group/launch.h"
 #include "group/registry.h"
 #include "modes/handle.h"
 #include "modes/modes.h"
@@ -107,20 +108,6 @@ epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handl
     return status == EPX_OK ? handle_create(group, &checked, out) : status;
 }
 
-/* Kernels in the queue may still use its tables. EPX_ERR_USAGE: they cannot be waited for now. */
-static epx_status wait_for_kernels(const struct epx_handle *handle)
-{
-    const struct device_ops *ops = handle->group->device->ops;
-    struct device_stream *last = handle->group->last_stream;
-
-    if (!last)
-        return EPX_OK;
-    if (ops->stream_captures(handle->group->device, last))
-        return fail(EPX_ERR_USAGE, "epx_handle_destroy: the stream of the group's last operation captures a graph; "
-                                   "expected the end of the capture first");
-    return ops->stream_sync(handle->group->device, last); /* fails inside its own calls */
-}
-
 epx_status epx_handle_destroy(epx_handle *handle)
 {
     API_ISSUE;
@@ -132,7 +119,8 @@ epx_status epx_handle_destroy(epx_handle *handle)
         return fail(EPX_ERR_USAGE,
                     "epx_handle_destroy: the handle has a staged operation; call epx_complete first, or its slot is "
                     "never free again");
-    status = wait_for_kernels(handle);
+    /* Kernels in the queue may still use its tables. */
+    status = launch_await(handle->group, handle->group->last_stream, "epx_handle_destroy");
     if (status == EPX_ERR_USAGE)
         return status;
     if (registry_retire(REGISTRY_HANDLE, handle, "epx_handle_destroy") != EPX_OK)
@@ -251,7 +239,7 @@ static int is_over_memory(const epx_handle *handle)
 static epx_status count_in_memory(epx_handle *handle, const char *call, int64_t *rows, const int64_t *expert_counts)
 {
     struct handle_state state;
-    epx_status status = handle_state_read(handle, &state);
+    epx_status status = handle_state_read(handle, call, &state);
 
     if (status != EPX_OK)
         return status;

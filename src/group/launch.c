@@ -243,6 +243,19 @@ epx_status launch_order(struct epx_group *group, struct device_stream **stream)
     return status;
 }
 
+epx_status launch_await(struct epx_group *group, struct device_stream *stream, const char *call)
+{
+    const struct device_ops *ops = group->device->ops;
+
+    if (!stream)
+        return EPX_OK;
+    if (ops->stream_captures(group->device, stream))
+        return fail(EPX_ERR_USAGE,
+                    "%s: the stream of an earlier operation captures a graph; expected the end of the capture first",
+                    call);
+    return ops->stream_sync(group->device, stream); /* fails inside its own calls */
+}
+
 epx_status launch_agents(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
                          size_t bytes, int most)
 {

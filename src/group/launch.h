@@ -15,6 +15,10 @@ void launch_forget_stream(struct epx_group *group, const struct device_stream *s
  * it, and remembers it. A stream that captures is put after the previous operation in the same capture alone. */
 epx_status launch_order(struct epx_group *group, struct device_stream **stream);
 
+/* Waits for the operations on a stream; NULL: there are none. EPX_ERR_USAGE: it captures a graph by now, and a wait
+ * would fail, and end the capture. */
+epx_status launch_await(struct epx_group *group, struct device_stream *stream, const char *call);
+
 /* Launches a kernel on `stream` (NULL = the default stream), in that order. */
 epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
                           size_t bytes);

@@ -23,6 +23,7 @@
 #include "group/error.h"
 #include "group/handshake.h"
 #include "group/join.h"
+#include "group/launch.h"
 #include "group/mask.h"
 #include "group/memory.h"
 #include "group/net.h"
@@ -369,11 +370,11 @@ static epx_status recover(struct epx_group *group, int unmask)
 {
     uint8_t *out = group->recovery_out;
     int all_reset;
-    epx_status status = group->device->ops->stream_sync(group->device, group->default_stream);
+    epx_status status = launch_await(group, group->default_stream, group->call);
 
     memset(out, 0, (size_t)group->nranks);
-    if (status == EPX_OK && group->last_stream)
-        status = group->device->ops->stream_sync(group->device, group->last_stream);
+    if (status == EPX_OK)
+        status = launch_await(group, group->last_stream, group->call);
     /* A blocked proxy may return at any time and write arrivals into the heap: this rank cannot recover. */
     if (status == EPX_OK)
         status = group_net_responsive(group);

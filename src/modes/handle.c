@@ -65,7 +65,7 @@ epx_status handle_adopt(struct epx_handle *handle, int64_t ntokens, epx_stream s
 
     /* Not while a graph is captured: kernels look, too. */
     if (!handle->adopted && !group_captures(group, stream)) {
-        status = handle_state_read(handle, &state);
+        status = handle_state_read(handle, call, &state);
         if (status != EPX_OK)
             return status;
         if (state.key != handle_key(handle))

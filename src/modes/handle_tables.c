@@ -2,6 +2,7 @@
 /* A handle's device memory: struct handle_dev, which has addresses, and one block of tables, which has none. */
 #include "modes/handle.h"
 
+#include "group/launch.h"
 #include "group/memory.h"
 #include "util/status.h"
 
@@ -171,12 +172,10 @@ void handle_tables_destroy(struct epx_handle *handle)
     group->device->ops->mem_free(group->device, handle->dev);
 }
 
-epx_status handle_state_read(struct epx_handle *handle, struct handle_state *state)
+epx_status handle_state_read(struct epx_handle *handle, const char *call, struct handle_state *state)
 {
     const struct device_ops *ops = handle->group->device->ops;
-    epx_status status = EPX_OK;
+    epx_status status = launch_await(handle->group, handle->group->last_stream, call);
 
-    if (handle->group->last_stream)
-        status = ops->stream_sync(handle->group->device, handle->group->last_stream);
     return status == EPX_OK ? ops->copy(handle->group->device, state, handle->tables, sizeof(*state)) : status;
 }

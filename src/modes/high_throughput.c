@@ -422,7 +422,7 @@ static epx_status free_kept(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
     struct kept_rows *kept = group->kept_rows;
-    epx_status status = group->last_stream ? ops->stream_sync(group->device, group->last_stream) : EPX_OK;
+    epx_status status = launch_await(group, group->last_stream, "epx_combine");
 
     if (status != EPX_OK)
         return status;

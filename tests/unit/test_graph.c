@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "device/device.h"
+#include "group/objects.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 #include "util/pause.h"
@@ -282,10 +283,81 @@ static void a_recording_ends_without_a_place_for_the_graph(void **state)
     assert_int_equal(fixture_run(2, NULL, end_to_nowhere, NULL), 0);
 }
 
+/* ---- Calls that wait for earlier operations ---------------------------------------------------------------------- */
+
+static const struct device_ops *real;
+static int bad_waits; /* for streams that capture: on a GPU that fails, and ends the capture */
+
+static epx_status spy_sync(struct device *d, struct device_stream *on)
+{
+    bad_waits += real->stream_captures(d, on) != 0;
+    return real->stream_sync(d, on);
+}
+
+#define REFUSED(call, word) \
+    fixture_expect(s, #call, (call), EPX_ERR_USAGE, (const char *const[]){(word), "captures a graph", NULL})
+
+static int wait_under_a_capture(struct fixture *s, epx_handle *copy, epx_stream aside)
+{
+    epx_graph *graph = NULL;
+    int64_t rows = 0;
+    int rc;
+
+    if (epx_graph_begin(s->group, NULL) != EPX_OK)
+        return fixture_fail(s, "a capture");
+    rc = REFUSED(epx_handle_recv_count(copy, &rows, NULL), "epx_handle_recv_count") ||
+         REFUSED(epx_dispatch(copy, &s->in, &s->ht_out, NULL, NULL, aside), "epx_dispatch") ||
+         REFUSED(epx_handle_destroy(copy), "epx_handle_destroy");
+    if (!rc && epx_group_abort(s->group, EPX_ERR_USAGE) == EPX_OK)
+        rc = REFUSED(epx_group_error_clear(s->group), "epx_group_error_clear");
+    if (epx_graph_end(s->group, NULL, &graph) != EPX_OK || epx_graph_destroy(graph) != EPX_OK ||
+        epx_group_error_clear(s->group) != EPX_OK)
+        rc = fixture_fail(s, "after the capture");
+    if (!rc && (epx_handle_recv_count(copy, &rows, NULL) != EPX_OK || rows != FIXTURE_TOKENS))
+        rc = fixture_fail(s, "the count in the memory of another handle");
+    return rc;
+}
+
+/* A second handle finds the routing of the first in the same memory; to look there is to wait. */
+static int look_under_a_capture(struct fixture *s)
+{
+    static char tables[1 << 20] __attribute__((aligned(16)));
+    epx_handle_config config = fixture_handle_config(EPX_HIGH_THROUGHPUT, EPX_FLAT, FIXTURE_TOPK);
+    epx_handle *first = NULL, *copy = NULL;
+    struct device_ops spied = *s->group->device->ops;
+    epx_stream aside = NULL;
+    size_t bytes = 0;
+    int rc;
+
+    config.memory = tables;
+    config.memory_bytes = sizeof(tables);
+    fixture_refill(s);
+    if (epx_handle_memory(s->group, &config, &bytes) != EPX_OK || bytes > sizeof(tables) ||
+        epx_handle_create(&first, s->group, &config) != EPX_OK ||
+        epx_handle_create(&copy, s->group, &config) != EPX_OK || epx_stream_create(s->group, &aside) != EPX_OK ||
+        fixture_sync(s, epx_handle_update(first, &s->idx, NULL, NULL)) != EPX_OK)
+        return fixture_fail(s, "two handles over one memory");
+    real = s->group->device->ops;
+    spied.stream_sync = spy_sync;
+    s->group->device->ops = &spied;
+    rc = wait_under_a_capture(s, copy, aside);
+    s->group->device->ops = real;
+    if (!rc && bad_waits)
+        rc = fixture_fail(s, "a wait for a stream that captures");
+    return rc || fixture_ht(s);
+}
+
+static void nothing_waits_for_a_stream_that_captures(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, look_under_a_capture, NULL), 0);
+}
+
 UNIT_MAIN(cmocka_unit_test_setup_teardown(every_launch_runs_all_in_order, open_device, close_device),
           cmocka_unit_test_setup_teardown(what_a_graph_cannot_have_is_refused, open_device, close_device),
           cmocka_unit_test(operations_are_recorded_and_replayed),
           cmocka_unit_test(a_launch_that_needs_a_staged_slot_is_refused),
           cmocka_unit_test(a_launch_beside_a_staged_operation_counts),
           cmocka_unit_test(updates_beside_those_of_graphs_are_counted),
-          cmocka_unit_test(a_recording_ends_without_a_place_for_the_graph))
+          cmocka_unit_test(a_recording_ends_without_a_place_for_the_graph),
+          cmocka_unit_test(nothing_waits_for_a_stream_that_captures))
