@@ -514,6 +514,46 @@ def test_pipeline(world: World) -> None:
     check_pipeline(world)
 
 
+def check_pipeline_sizes(world: World) -> None:
+    """A tensor of another size than was sent: both sizes are named, and the ring goes on with the next tensor."""
+    gpu = world.device.type == "cuda"
+    with elastic(world, num_bytes=BIG) as buffer:
+        buffer.pp_set_config(1 << 16, 4)
+        after, before = (world.rank + 1) % world.nranks, (world.rank - 1) % world.nranks
+        for sent, wanted in ((4096, 2048), (2048, 4096), (2048, 2016), (2016, 2048), (32, 64), (65536, 32)):
+            got = torch.full((wanted,), 7, dtype=torch.uint8, device=world.device)
+            said = "MISMATCH: pp_recv: t: expected a tensor of the %d bytes that rank %d sent, got one of %d" % (
+                sent, before, wanted)
+            for n, fill in ((sent, 1), (wanted, 2)):
+                buffer.pp_send(torch.full((n,), fill, dtype=torch.uint8, device=world.device), after)
+            try:
+                buffer.pp_recv(got, before)
+                if gpu:  # the host does not wait: a later call says it
+                    torch.cuda.synchronize()
+                    buffer.pp_recv(got, before)
+            except epx.MismatchError as error:
+                assert said in str(error), error
+            else:
+                raise AssertionError("expected " + said)
+            assert gpu or got.unique().tolist() == [7]
+            buffer.pp_recv(got, before)
+            assert got.unique().tolist() == [2]
+    world.meet()
+
+
+def test_pipeline_sizes(world: World) -> None:
+    """[R] 6: inside a node, and with every rank a node. Also with another default dtype, as init_dist() sets."""
+    check_pipeline_sizes(world)
+    old = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        if world.nodes:
+            with environment(EPX_RANKS_PER_NODE="1", EPX_NET="ofi:tcp"):
+                check_pipeline_sizes(world)
+    finally:
+        torch.set_default_dtype(old)
+
+
 def test_pipeline_between_nodes(world: World) -> None:
     """[R] 6: every rank is a node."""
     if not world.nodes:

@@ -12,6 +12,7 @@ import epx
 import torch
 from deep_ep import _elastic_sizes, _elastic_streams
 from deep_ep._elastic_engine import ElasticSettings
+from deep_ep._elastic_pipeline import Sizes
 from deep_ep._engine import Pool
 from deep_ep._memory import CudaHeap, Form
 from deep_ep._results import Results
@@ -48,6 +49,9 @@ class Event:
     def record(self, stream: Any = None) -> None:
         self.of = (stream or now[0]).name
 
+    def query(self) -> bool:
+        return passed[0]
+
 
 class Tensor:
     """Something that work on a stream uses."""
@@ -63,7 +67,7 @@ default = Stream("current", 0)
 now = [default]
 comm, side = Stream("comm", 77), Stream("side", 5)
 by_number = {stream.cuda_stream: stream for stream in (comm, side)}
-capturing = [False]
+capturing, passed = [False], [True]
 
 
 @contextlib.contextmanager
@@ -119,6 +123,26 @@ class Rules(unittest.TestCase):
         CudaLaunch(comm, deep_ep.EventOverlap(), True)
         self.assertEqual(story, ["comm waits for current"])
 
+
+    def test_sizes_of_the_pipeline_are_checked_later(self) -> None:
+        """What was received last is overwritten before the host looks at it."""
+        sizes = Sizes(torch.device("cpu"), 3, 4, lambda: capturing[0])
+        sizes._device, sizes._host = torch.device("cuda", 0), torch.zeros(256, 5)
+        for rows, last, wanted in ((1, 64, 64), (4, 2048, 8192), (2, 32, 2048), (1, 32, 32)):
+            sizes.counts[0], sizes.weights[0] = rows, last
+            sizes.check(wanted)
+        capturing[0] = True
+        sizes.check(7)
+        sizes.check_earlier()
+        capturing[0] = passed[0] = False
+        sizes.check_earlier()
+        passed[0] = True
+        with self.assertRaisesRegex(epx.MismatchError, "the 2080 bytes that rank 3 sent, got one of 2048 bytes"):
+            sizes.check_earlier()
+        sizes.check_earlier()
+        for _ in range(1000):  # more than are kept: nobody waits for them
+            sizes.check(32)
+        sizes.check_earlier()
 
     def test_elastic_waits_for_both_events(self) -> None:
         with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):
