@@ -146,6 +146,35 @@ static int ample(struct fixture *s)
     return rc ? rc : fixture_ht(s);
 }
 
+/* Tensors with as many rows as are expected, one too few on the last rank, whose host comes to the dispatch when the
+ * counts are there. */
+static int late_host(struct fixture *s)
+{
+    const int64_t few = s->ht_recv.total - (s->rank == RANKS - 1);
+    uint16_t *rows = malloc((size_t)few * FIXTURE_HIDDEN * 2);
+    epx_tensor tokens = epx_tensor_make(rows, EPX_BF16, 2, few, FIXTURE_HIDDEN, 0, 0);
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
+    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
+    int fits = -1, rc = 0;
+
+    fixture_refill(s);
+    out.tokens = &tokens;
+    info.expected_rows = (uint32_t)few;
+    config.if_expected = 1;
+    if (epx_handle_update(s->ht, &s->idx, &info, NULL) != EPX_OK || epx_handle_recv_fits(s->ht, &fits) != EPX_OK ||
+        fits != 0 || epx_dispatch(s->ht, &s->in, &out, NULL, &config, NULL) != EPX_OK || again(s) != EPX_OK)
+        rc = fixture_fail(s, "a late host");
+    free(rows);
+    return rc || fixture_check_ht_dispatch(s) || fixture_ht_combine(s) ? -1 : fixture_ht(s);
+}
+
+static void test_late_host(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(RANKS, NULL, late_host, NULL), 0);
+}
+
 static void test_ample_tensors(void **state)
 {
     (void)state;
@@ -158,4 +187,5 @@ static void test_misuse(void **state)
     assert_int_equal(fixture_run(RANKS, NULL, misuse, NULL), 0);
 }
 
-UNIT_TESTS(test_as_expected, test_one_rank_gets_more, test_one_rank_expects_nothing, test_ample_tensors, test_misuse)
+UNIT_TESTS(test_as_expected, test_one_rank_gets_more, test_one_rank_expects_nothing, test_late_host, test_ample_tensors,
+           test_misuse)
