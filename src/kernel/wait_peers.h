@@ -145,13 +145,15 @@ KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope 
 
     if ((one ? ag_index(ag) : ag_block_index(ag)) == 0)
         failed = wait_each(ag, g, scope, kind, slot, value, phase, ag_index(ag) == 0 ? wait_ns : NULL);
-    if (one ? sync_barrier(ag, g) || failed : block_barrier(ag, g, failed))
+    if (one ? sync_barrier(ag, g) : block_barrier(ag, g, failed))
         return 1;
     if (AG_BLOCKS && !one)
         return 0;
     /* One agent has waited for all: where that failed, the others know it by the abort word, which it set before they
-     * met. */
-    return ag_look(&control_of(g, g->rank)->abort_word) && wait_failed(ag, g, WAIT_ABORTED, phase, -1, -1, value, 0);
+     * met. It may also be set now, between the looks of two agents: those of a block do the same. */
+    if (!failed && ag_look(&control_of(g, g->rank)->abort_word))
+        failed = wait_failed(ag, g, WAIT_ABORTED, phase, -1, -1, value, 0);
+    return block_decides(ag, failed);
 }
 
 /* The same where no agent does anything behind it that needs the peers: the operation waits, and on a GPU one block of

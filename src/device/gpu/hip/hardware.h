@@ -271,7 +271,8 @@ KFN uint32_t word_add_block(uint32_t *shared, uint32_t n)
     return __hip_atomic_fetch_add(shared, n, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 
-/* Waves that have ended are not waited for. */
+/* Waves that have ended are not waited for. Once the first one has, it may be true though v is for none: some wave has
+ * failed then. */
 KFN int block_any(int v)
 {
     return __syncthreads_or(v);
