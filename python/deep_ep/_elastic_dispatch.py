@@ -181,6 +181,7 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
             if guess is not None and plan.fits(address):
                 result = plan.result(sizes.rows, sizes.tokens, guess[1])
             else:
+                guess = used[-1] = None  # there may be no room for both; the one before does nothing
                 result = plan.run(*given, (sizes.rows, sizes.tokens, how.max_tokens), request.num_sms, launch.address,
                                   used)
             kept_idx = how.topk_idx.clone() if how.copy else how.topk_idx

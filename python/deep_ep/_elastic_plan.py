@@ -21,7 +21,7 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.
 # Dtypes whose tensors a heap makes; rows of others are made as bytes and viewed.
 _MADE = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8)
 _SLICE_US = 50000
-_PAUSE = 16
+_EVICTS = 64  # one of so many guesses makes room in a full heap, which takes time
 
 _Forms = Tuple[Form, Optional[Form], Optional[Form]]  # of rows and scales, of indices and weights, of the source map
 
@@ -40,15 +40,15 @@ class Kind(NamedTuple):
 
 
 class Memory:
-    """Tensors of a form, in the heap if there is room. On a GPU they are created when the work is queued.
-    `heap_only`: else there are none."""
+    """Tensors of a form, in the heap if there is room. On a GPU they are created when the work is queued."""
 
-    def __init__(self, pool: ElasticPool, form: Form, heap_only: bool = False) -> None:
-        self._reserved: Optional[Reserved] = None
+    def __init__(self, pool: ElasticPool, form: Form, reserved: Optional[Reserved] = None) -> None:
+        """`reserved`: memory of the form that is there already."""
+        self._reserved = reserved
         self._tensors: List[torch.Tensor] = []
         if isinstance(pool.heap, CudaHeap):
-            self._reserved = pool.heap.reserve(form)
-            if self._reserved is None and not heap_only:
+            self._reserved = reserved or pool.heap.reserve(form)
+            if self._reserved is None:
                 self._tensors = form.ordinary(pool.device)
         else:
             self._tensors = pool.heap.try_make(form) or form.ordinary(pool.device)
@@ -58,11 +58,6 @@ class Memory:
         if self._reserved is None:
             return [tensor.data_ptr() for tensor in self._tensors]
         return [self._reserved.address + place for place in self._reserved.form.places]
-
-    @property
-    def in_heap(self) -> bool:
-        """True if it is in the heap of a GPU."""
-        return self._reserved is not None
 
     def cut(self, rows: int) -> None:
         """Only the first rows of each tensor are used."""
@@ -97,11 +92,6 @@ class Memories(NamedTuple):
     large: Memory
     small: Optional[Memory]
     source_map: Optional[Memory]
-
-    @property
-    def in_heap(self) -> bool:
-        """True if they are in the heap of a GPU."""
-        return all(memory is None or memory.in_heap for memory in self)
 
     def cut(self, rows: int, lines: int) -> None:
         """Only so many rows, and lines of the source map, are used."""
@@ -159,7 +149,7 @@ class DispatchPlan:
         self._seen: List[int] = []  # the last counts, for a message
         self._last: Tuple[Tuple[int, int], _Forms] = ((-1, -1), (Form(), None, None))
         self._guess = RowGuess()
-        self._pause = 0  # calls that do not guess: the heap was full, and looking for room in it takes time
+        self._guesses, self._tight = 0, False  # how many; the last one had no rows to spare
 
     def _make_structs(self, kind: Kind, sources: int, experts: int) -> None:
         # Rows are bytes on their way: those of a dtype that EPX does not know travel as bf16, those with scales as FP8.
@@ -187,17 +177,19 @@ class DispatchPlan:
         """(a number of rows that the next dispatch will hardly exceed, memory for them); None where a dispatch cannot
         be queued before its rows are known. Scales that lie column by column have places that depend on the rows.
         `limit`: more than so many there cannot be."""
-        rows, column_major = self._guess.rows(limit), self._kind.scales is not None and self._kind.scales[2]
-        if not rows or column_major or not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
+        most, column_major = self._guess.rows(limit), self._kind.scales is not None and self._kind.scales[2]
+        if not most or column_major or not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
             return None
-        if self._pause:
-            self._pause -= 1
-            return None
-        # A token takes a line of the source map, and at least one row.
-        memories = self._reserve(rows, rows, heap_only=True)
-        if memories.in_heap:
-            return rows, memories
-        self._pause = _PAUSE
+        evict = self._guesses % _EVICTS == 0
+        self._guesses += 1
+        for tight, rows in enumerate((most, self._guess.least)):
+            if self._tight and not tight and not evict:
+                continue
+            # A token takes a line of the source map, and at least one row.
+            memories = self._try_reserve(rows, rows, evict)
+            if memories is not None:
+                self._tight = bool(tight)
+                return rows, memories
         return None
 
     def update(self, address: int, idx: torch.Tensor, counts: Counts, stats: Optional[torch.Tensor],
@@ -220,8 +212,10 @@ class DispatchPlan:
             status = self._lib.epx_handle_recv_poll(address, _SLICE_US)
             slices -= 1
         if status == epx.Status.NOT_READY:
-            raise make_error(epx.Status.TIMEOUT, "Dispatch CPU wait: the counts of the other ranks did not arrive "
-                             "within num_cpu_timeout_secs = %d; the last counts seen: %s" % (timeout_s, self._seen))
+            raise make_error(
+                epx.Status.TIMEOUT, "Dispatch CPU wait: the counts of the other ranks did not arrive within "
+                "num_cpu_timeout_secs = %d; the last counts seen: %s; recover() on all ranks makes the buffer usable "
+                "again" % (timeout_s, self._seen))
         check(status)
         # Not in the plan: these calls let other threads run, which may use the same plan.
         rows, tokens, counts = ctypes.c_int64(), ctypes.c_int64(), (ctypes.c_int64 * self._experts)()
@@ -264,10 +258,21 @@ class DispatchPlan:
         for name, address in zip(names, memory.addresses()):
             self._at[name].shape[0], self._at[name].data = rows, address
 
-    def _reserve(self, rows: int, lines: int, heap_only: bool = False) -> Memories:
+    def _reserve(self, rows: int, lines: int) -> Memories:
         large, *others = self._forms(rows, lines)
-        return Memories(Memory(self._pool, large, heap_only),
-                        *(None if form is None else Memory(self._pool, form, heap_only) for form in others))
+        return Memories(Memory(self._pool, large),
+                        *(None if form is None else Memory(self._pool, form) for form in others))
+
+    def _try_reserve(self, rows: int, lines: int, evict: bool) -> Optional[Memories]:
+        """In the heap, or not at all."""
+        assert isinstance(self._pool.heap, CudaHeap)
+        memories: List[Optional[Memory]] = []
+        for form in self._forms(rows, lines):
+            reserved = self._pool.heap.reserve(form, evict) if form is not None else None
+            if form is not None and reserved is None:
+                return None
+            memories.append(Memory(self._pool, form, reserved) if form is not None else None)
+        return Memories(*memories)  # type: ignore[arg-type]
 
     def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
             sizes: Tuple[int, int, int], max_sms: int, stream: Any, used: List[Any]) -> Result:

@@ -29,6 +29,11 @@ class RowGuess:
     def __init__(self) -> None:
         self._most = 0
 
+    @property
+    def least(self) -> int:
+        """The most rows of the last ones, without any to spare."""
+        return self._most
+
     def rows(self, limit: int) -> int:
         """0 if there was none yet. `limit`: more than so many there cannot be."""
         return min((self._most + self._most // 32 + 127) // 64 * 64, limit) if self._most else 0

@@ -106,16 +106,19 @@ class Heap:
             return None
         return form.tensors(form.exports(block.address, self._where), block)
 
-    def _alloc(self, nbytes: int) -> Optional[epx.Block]:
-        try:
-            return self._group.alloc(nbytes)
-        except epx.OutOfMemoryError:
-            for keeper in list(self.keepers):
-                keeper.shed(None)
+    def _try_alloc(self, nbytes: int) -> Optional[epx.Block]:
         try:
             return self._group.alloc(nbytes)
         except epx.OutOfMemoryError:
             return None
+
+    def _alloc(self, nbytes: int) -> Optional[epx.Block]:
+        block = self._try_alloc(nbytes)
+        if block is None:
+            for keeper in list(self.keepers):
+                keeper.shed(None)
+            block = self._try_alloc(nbytes)
+        return block
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """True if the tensor is known to be in the heap. Not tracked on the CPU, where no caller needs it."""
@@ -221,8 +224,9 @@ class CudaHeap(Heap):
         reserved = self.reserve(form)
         return None if reserved is None else reserved.tensors()
 
-    def reserve(self, form: Form) -> Optional[Reserved]:
-        """Reserves memory for the tensors of a form. Returns None if the heap is full."""
+    def reserve(self, form: Form, evict: bool = True) -> Optional[Reserved]:
+        """Reserves memory for the tensors of a form. Returns None if the heap is full. `evict`: free pieces of other
+        sizes make room, after a wait for the work that uses them."""
         # A graph needs its own memory for replays. torch's allocator keeps that memory.
         if not form.nbytes or torch.cuda.is_current_stream_capturing():
             return None
@@ -235,7 +239,7 @@ class CudaHeap(Heap):
             if piece.stream != stream:
                 wait_for(piece.stream, self._device)
         else:
-            block = self._alloc(form.piece_bytes)
+            block = self._alloc(form.piece_bytes) if evict else self._try_alloc(form.piece_bytes)
             if block is None:
                 return None
             piece = _Piece(block)
@@ -282,17 +286,13 @@ class CudaHeap(Heap):
                 self._free.setdefault(piece.block.nbytes, []).append(piece)
 
     def _alloc(self, nbytes: int) -> Optional[epx.Block]:
-        try:
-            return self._group.alloc(nbytes)
-        except epx.OutOfMemoryError:
-            # Free the pieces of other sizes, after waiting for the work that uses them.
+        block = self._try_alloc(nbytes)
+        if block is None:  # free the pieces of other sizes, after waiting for the work that uses them
             for keeper in list(self.keepers):
                 keeper.shed(torch._C._cuda_getCurrentRawStream(self._index) or 1)
             self._collect()
             for number in {piece.stream for pieces in self._free.values() for piece in pieces}:
                 stream_of(number, self._device).synchronize()
             self._free.clear()
-        try:
-            return self._group.alloc(nbytes)
-        except epx.OutOfMemoryError:
-            return None
+            block = self._try_alloc(nbytes)
+        return block

@@ -13,6 +13,7 @@ import deep_ep
 import epx
 import torch
 import torch.distributed as dist
+from deep_ep import _engine, _memory
 from deep_ep._checks import CallError, InputError
 from deep_ep._elastic_plan import DispatchPlan
 from elastic_reference import Expanded, combined, flat_results
@@ -256,24 +257,60 @@ def test_handles_of_other_rows(world: World) -> None:
         assert same_bits(other.dispatch(world.to(work.x[me]), handle=handle)[0], rows)
 
 
+@contextlib.contextmanager
+def as_on_a_gpu(world: World) -> Iterator[None]:
+    """CPU tensors, with the rules for memory of a GPU's heap."""
+    if world.device.type != "cpu":
+        yield
+        return
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(_engine, "Heap", _memory.CudaHeap))
+        patches.enter_context(mock.patch.object(_memory, "stream_of", mock.Mock()))
+        patches.enter_context(mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False))
+        patches.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0, create=True))
+        yield
+
+
 def test_rows_that_nobody_expected(world: World) -> None:
-    """[E] 4: with CPU sync, each dispatch with many more or fewer rows than the ones before it: on a GPU it is queued
-    before the rows are known, and again where they do not fit. Results are exact, and earlier ones stay."""
+    """[E] 4: with CPU sync, each dispatch with many more or fewer rows than the ones before it: it is queued before the
+    rows are known, and again where they do not fit; in small heaps without rows to spare, or not at all. Results are
+    exact, and earlier ones stay."""
     kinds = (at_home, crowded, lambda work: work, nowhere, crowded, lambda work: work, lambda work: work)
-    with elastic(world) as buffer:
-        for expand in (False, True):
-            kept = []
-            for i, kind in enumerate(kinds):
-                work = kind(make_work(world, 20 + i, local=4))
-                kept.append((work, send(world, buffer, work, do_expand=expand, expert_alignment=3)))
-            for work, result in kept:
-                if expand:
-                    check_expanded(world, work, result, lambda x: x, 3, True)
-                else:
-                    check_flat(world, work, result, lambda x: x, True)
-                check_counts(work, world.rank, result[3], 3, buffer.num_scaleup_ranks, True)
-                recv, weights = result[0], None if expand else result[2]
-                assert buffer.combine(recv, result[3], topk_weights=weights)[0].shape == work.x[world.rank].shape
+    queued = mock.Mock(side_effect=DispatchPlan.queue, autospec=True)
+    for heap in ("", "64K", "32K"):
+        with environment(**({"EPX_ALLOC_BYTES": heap} if heap else {})), as_on_a_gpu(world), elastic(world) as buffer, \
+                mock.patch.object(DispatchPlan, "queue", lambda *given: queued(*given)):
+            for expand in (False, True):
+                check_kept(world, buffer, [kind(make_work(world, 20 + i, local=4)) for i, kind in enumerate(kinds)],
+                           expand)
+    early = sum(bool(call.args[7]) for call in queued.call_args_list)
+    assert 4 < early < len(queued.call_args_list) - 4, (early, len(queued.call_args_list))
+
+
+def check_kept(world: World, buffer: deep_ep.ElasticBuffer, works: List[Work], expand: bool) -> None:
+    """Dispatches one after the other; all results, and what combine makes of them."""
+    for keep in (True, False):
+        kept = []
+        for work in works:
+            result = send(world, buffer, work, do_expand=expand, expert_alignment=3)
+            kept.append((work, result))
+            for work, result in [] if keep else kept:
+                check_result(world, buffer, work, result, expand)
+            if not keep:
+                kept.clear()
+                del result
+        for work, result in kept:
+            check_result(world, buffer, work, result, expand)
+
+
+def check_result(world: World, buffer: deep_ep.ElasticBuffer, work: Work, result: Any, expand: bool) -> None:
+    """One of them."""
+    if expand:
+        check_expanded(world, work, result, lambda x: x, 3, True)
+    else:
+        check_flat(world, work, result, lambda x: x, True)
+    check_counts(work, world.rank, result[3], 3, buffer.num_scaleup_ranks, True)
+    assert buffer.combine(result[0], result[3])[0].shape == work.x[world.rank].shape
 
 
 def test_a_failed_dispatch_keeps_what_it_has_queued(world: World) -> None:
