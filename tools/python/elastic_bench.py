@@ -6,7 +6,8 @@
 Each line is the median over iterations of the slowest rank. The kinds of call take turns, so that all of them see the
 same machine. Whole calls count, from the caller's arguments to results that the current stream may use; on the CPU, to
 the end of the work. An iteration is a series of calls: ranks leave the barrier before it hundreds of microseconds after
-each other, which is in the time of each series once.
+each other, which is in the time of each series once. Each call of a series has another routing; those without CPU sync
+do not wait for each other, and show what the GPU can do.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 import deep_ep
+
+_ROUTINGS = 4
 
 
 def _parse() -> argparse.Namespace:
@@ -45,7 +48,9 @@ class Bench:
             self.device = torch.device("cuda", torch.cuda.current_device())
         rng = torch.Generator().manual_seed(self.rank)
         self.x = torch.randn(args.tokens, args.hidden, generator=rng).bfloat16().to(self.device)
-        self.idx = torch.rand(args.tokens, args.experts, generator=rng).topk(args.topk).indices.to(self.device)
+        self.routings = [torch.rand(args.tokens, args.experts, generator=rng).topk(args.topk).indices.to(self.device)
+                         for _ in range(_ROUTINGS)]
+        self.calls = 0
         self.weights = torch.rand(args.tokens, args.topk, generator=rng).to(self.device)
         # One expert on each of as many ranks: as many rows with expansion as without.
         spread = min(args.topk, self.ranks)
@@ -58,20 +63,18 @@ class Bench:
         self.new = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=args.tokens, hidden=args.hidden,
                                          num_topk=args.topk, explicitly_destroy=True)
 
-    def old_dispatch(self) -> Any:
-        """V1: layout and dispatch."""
-        per_rank, per_node, per_expert, in_rank, _ = self.old.get_dispatch_layout(self.idx, self.args.experts)
-        return self.old.dispatch(
-            self.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert, topk_idx=self.idx, topk_weights=self.weights)
+    @property
+    def idx(self) -> torch.Tensor:
+        """The routing of the next call."""
+        self.calls += 1
+        return self.routings[self.calls % _ROUTINGS]
 
-    def old_worst(self) -> Any:
-        """V1 without waiting on the host."""
-        per_rank, per_node, per_expert, in_rank, _ = self.old.get_dispatch_layout(self.idx, self.args.experts)
+    def old_dispatch(self, idx: torch.Tensor, worst: int = 0) -> Any:
+        """V1: layout and dispatch."""
+        per_rank, per_node, per_expert, in_rank, _ = self.old.get_dispatch_layout(idx, self.args.experts)
         return self.old.dispatch(
             self.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert, topk_idx=self.idx, topk_weights=self.weights,
-            num_worst_tokens=self.ranks * self.args.tokens)
+            num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=self.weights, num_worst_tokens=worst)
 
     def new_dispatch(self, idx: torch.Tensor, weights: torch.Tensor, **options: Any) -> Any:
         """V2."""
@@ -79,19 +82,25 @@ class Bench:
 
     def phases(self) -> List[Callable[[], Dict[str, Callable[[], Any]]]]:
         """What is measured. Results that a phase keeps are released before the next: heaps are of limited size."""
-        return [self._dispatches, self._combines, self._same_dispatches, self._same_cached, self._same_combines]
+        return [self._dispatches, self._expanded, self._combines, self._same_dispatches, self._same_cached,
+                self._same_combines]
 
     def _dispatches(self) -> Dict[str, Callable[[], Any]]:
+        worst = self.ranks * self.args.tokens
         return {
-            "V1 layout + dispatch": self.old_dispatch,
+            "V1 layout + dispatch": lambda: self.old_dispatch(self.idx),
             "V2 dispatch": lambda: self.new_dispatch(self.idx, self.weights),
-            "V1 layout + dispatch, num_worst_tokens": self.old_worst,
+            "V1 layout + dispatch, num_worst_tokens": lambda: self.old_dispatch(self.idx, worst),
             "V2 dispatch, no CPU sync": lambda: self.new_dispatch(self.idx, self.weights, do_cpu_sync=False),
         }
 
+    def _expanded(self) -> Dict[str, Callable[[], Any]]:
+        return {"V2 dispatch, expanded": lambda: self.new_dispatch(self.idx, self.weights, do_expand=True)}
+
     def _combines(self) -> Dict[str, Callable[[], Any]]:
-        old, new = self.old_dispatch(), self.new_dispatch(self.idx, self.weights)
-        wide = self.new_dispatch(self.idx, self.weights, do_expand=True)
+        idx = self.idx
+        old, new = self.old_dispatch(idx), self.new_dispatch(idx, self.weights)
+        wide = self.new_dispatch(idx, self.weights, do_expand=True)
         return {
             "V1 combine": lambda: self.old.combine(old[0], old[4], topk_weights=old[2]),
             "V2 combine": lambda: self.new.combine(new[0], new[3], topk_weights=new[2]),
