@@ -13,14 +13,13 @@ import deep_ep
 import epx
 import torch
 import torch.distributed as dist
-from deep_ep import _engine, _memory
 from deep_ep._checks import CallError, InputError
 from deep_ep._elastic_plan import DispatchPlan
 from elastic_reference import Expanded, combined, flat_results
 from ranks_elastic import (HIDDEN, MAX, at_home, check_counts, check_expanded, check_flat, crowded, elastic, make_work,
                            nowhere, send)
 from reference import Work, same_bits
-from suite import World, environment
+from suite import World, as_on_a_gpu, environment
 
 BIG = 64 << 20
 
@@ -257,27 +256,13 @@ def test_handles_of_other_rows(world: World) -> None:
         assert same_bits(other.dispatch(world.to(work.x[me]), handle=handle)[0], rows)
 
 
-@contextlib.contextmanager
-def as_on_a_gpu(world: World) -> Iterator[None]:
-    """CPU tensors, with the rules for memory of a GPU's heap."""
-    if world.device.type != "cpu":
-        yield
-        return
-    with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(_engine, "Heap", _memory.CudaHeap))
-        patches.enter_context(mock.patch.object(_memory, "stream_of", mock.Mock()))
-        patches.enter_context(mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False))
-        patches.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0, create=True))
-        yield
-
-
 def test_rows_that_nobody_expected(world: World) -> None:
     """[E] 4: with CPU sync, each dispatch with many more or fewer rows than the ones before it: it is queued before the
     rows are known, and again where they do not fit; in small heaps without rows to spare, or not at all. Results are
     exact, and earlier ones stay."""
     kinds = (at_home, crowded, lambda work: work, nowhere, crowded, lambda work: work, lambda work: work)
     queued = mock.Mock(side_effect=DispatchPlan.queue, autospec=True)
-    for heap in ("", "64K", "32K"):
+    for heap in ("", "40K"):
         with environment(**({"EPX_ALLOC_BYTES": heap} if heap else {})), as_on_a_gpu(world), elastic(world) as buffer, \
                 mock.patch.object(DispatchPlan, "queue", lambda *given: queued(*given)):
             for expand in (False, True):

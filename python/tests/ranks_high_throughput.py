@@ -5,12 +5,14 @@ import itertools
 import os
 import tempfile
 from typing import Any, Dict, List, Optional, Tuple
+from unittest import mock
 
 import deep_ep
 import torch
 import torch.distributed as dist
+from deep_ep._fresh import FreshPlan
 from reference import Work, calc_diff, cast_fp8, combine_flat, expert_result, same_bits, uncast_fp8
-from suite import World, environment
+from suite import World, as_on_a_gpu, environment
 
 
 def layout(buffer: deep_ep.Buffer, idx: torch.Tensor, experts: int, **options: Any) -> Dict[str, Any]:
@@ -124,6 +126,22 @@ def test_all_in_a_node(world: World) -> None:
 
 def test_all_between_nodes(world: World) -> None:
     check_all(world, world.node_buffer())
+
+
+def test_rows_that_nobody_expected(world: World) -> None:
+    """Each dispatch with many more or fewer rows than the ones before it: it is queued before the rows are known, and
+    again where they do not fit; in small heaps it may not be."""
+    runs = mock.Mock(side_effect=FreshPlan.run, autospec=True)
+    for heap in ("", "40K"):
+        with environment(**({"EPX_ALLOC_BYTES": heap} if heap else {})), as_on_a_gpu(world), \
+                mock.patch.object(FreshPlan, "run", lambda *given: runs(*given)):
+            buffer = deep_ep.Buffer(dist.group.WORLD, 8 << 20, 0, explicitly_destroy=True)
+            for i, tokens in enumerate((3, 24, 24, 2, 20, 24, 1, 24)):
+                exchange(world, buffer, Work(world.nranks, tokens, 256, 4 * world.nranks, 4, seed=30 + i),
+                         "fp8" if i % 2 else "bf16")
+            buffer.destroy()
+    early = sum(bool(call.args[5]) for call in runs.call_args_list)
+    assert 1 < early < len(runs.call_args_list) - 1, (early, len(runs.call_args_list))
 
 
 def test_layout_counts(world: World) -> None:

@@ -28,12 +28,14 @@ import tempfile
 import time
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Tuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import deep_ep  # noqa: E402
+from deep_ep import _engine, _memory  # noqa: E402
 import epx  # noqa: E402
 import slow  # noqa: E402
 
@@ -148,6 +150,20 @@ def environment(**values: str) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def as_on_a_gpu(world: "World") -> Iterator[None]:
+    """CPU tensors, with the rules for memory of a GPU's heap."""
+    if world.device.type != "cpu":
+        yield
+        return
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(_engine, "Heap", _memory.CudaHeap))
+        patches.enter_context(mock.patch.object(_memory, "stream_of", mock.Mock()))
+        patches.enter_context(mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False))
+        patches.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0, create=True))
+        yield
 
 
 @contextlib.contextmanager
