@@ -9,24 +9,64 @@
 #include "group/signals.h"
 #include "util/status.h"
 
-/* The fields of struct signature in their order; the meaning of the last one, `extra`, depends on the operation. */
+/* The fields of struct signature in their order; the last one, `extra`, holds several things. */
 static const char *const signature_names[] = {"bytes per row", "dtype", "scale bytes per row", "top-k", "layout"};
 enum { SIGNATURE_NAMES = (int)(sizeof(signature_names) / sizeof(signature_names[0])) };
 EPX_STATIC_ASSERT(SIGNATURE_NAMES == offsetof(struct signature, extra) / sizeof(int32_t), "a name per field");
-EPX_STATIC_ASSERT(SIGNATURE_WEIGHTS == 1 && SIGNATURE_BACKWARD == 2 && SIGNATURE_COMPACT == 4 && SIGNATURE_UE8M0 == 8 &&
-                      SIGNATURE_SUM_AT == 3,
-                  "as the text below says");
 
-static const char *signature_field(int phase, int64_t field)
+/* One of the things in `extra`: bits of it from `at` on. */
+struct extra_part {
+    int at, bits;
+    const char *name;
+};
+
+static const struct extra_part update_parts[] = {
+    {0, 24, "expert_alignment"}, {24, 1, "source map"}, {25, 1, "drop_rows"}};
+static const struct extra_part low_dispatch_parts[] = {{0, 1, "topk_weights"}, {3, 1, "int32 scales"}};
+static const struct extra_part low_combine_parts[] = {{0, 1, "logfmt"}, {1, 1, "nvfp4"}};
+static const struct extra_part dispatch_parts[] = {
+    {0, 1, "topk_weights"}, {1, 1, "backward"}, {2, 1, "compact top-k"}, {3, 1, "int32 scales"}, {24, 1, "source map"}};
+static const struct extra_part combine_parts[] = {
+    {0, 1, "topk_weights"}, {1, 1, "backward"}, {2, 1, "compact top-k"}, {3, 28, "sum (EPX_SUM_* bits)"}};
+EPX_STATIC_ASSERT(SIGNATURE_WEIGHTS == 1 && SIGNATURE_BACKWARD == 2 && SIGNATURE_COMPACT == 4 && SIGNATURE_UE8M0 == 8 &&
+                      SIGNATURE_SUM_AT == 3 && SIGNATURE_MAP == 1 << 24 && SIGNATURE_DROP == 1 << 25 &&
+                      SIGNATURE_LOGFMT == 1 && SIGNATURE_NVFP4 == 2,
+                  "as the tables say");
+
+static const struct extra_part *extra_parts(int phase, int *n)
 {
-    if (field >= 0 && field < SIGNATURE_NAMES)
-        return signature_names[field];
+#define PARTS(table) (*n = (int)(sizeof(table) / sizeof((table)[0])), (table))
     if (phase == PHASE_HN_DATA)
-        return "expert_alignment";
+        return PARTS(update_parts);
     if (phase == PHASE_LL_DATA)
-        return "weights requested (1) + int32 scales (8)";
-    return phase == PHASE_LC_DATA ? "logfmt"
-                                  : "weights (1) + backward (2) + compact top-k (4) + int32 scales, or sum (8)";
+        return PARTS(low_dispatch_parts);
+    if (phase == PHASE_LC_DATA)
+        return PARTS(low_combine_parts);
+    return phase == PHASE_HC_DATA || phase == PHASE_HC_BLOCK ? PARTS(combine_parts) : PARTS(dispatch_parts);
+#undef PARTS
+}
+
+/* What a peer's signature has, and this rank's: of `extra` the first part that differs. */
+static void write_difference(const struct epx_group *group, const struct error_record *e, char *text, size_t bytes)
+{
+    const int64_t field = e->detail[0];
+    const char *name = field < SIGNATURE_NAMES ? signature_names[field] : "arguments";
+    int64_t theirs = e->seen, own = e->expected;
+    int n = 0, flag = 0;
+    const struct extra_part *parts = field < SIGNATURE_NAMES ? NULL : extra_parts(e->phase, &n);
+
+    for (int i = 0; i < n; i++) {
+        const int64_t mask = ((int64_t)1 << parts[i].bits) - 1;
+        if (((e->seen ^ e->expected) >> parts[i].at & mask) == 0)
+            continue;
+        name = parts[i].name;
+        theirs = e->seen >> parts[i].at & mask;
+        own = e->expected >> parts[i].at & mask;
+        flag = parts[i].bits == 1;
+        break;
+    }
+    snprintf(text, bytes, "rank %d, %s: rank %d has %s = %" PRId64 ", this rank has %" PRId64 "%s", group->rank,
+             phase_name(e->phase), e->peer, name, theirs, own, flag ? " (1 = with, 0 = without)" : "");
 }
 
 /* Where a rank of another node does not respond, its network may be the reason. */
@@ -134,8 +174,7 @@ static void write_message(const struct epx_group *group, const struct error_reco
                      group->rank, phase, e->peer, e->expected, e->seen);
             break;
         }
-        snprintf(text, bytes, "rank %d, %s: rank %d has %s = %" PRId64 ", this rank has %" PRId64, group->rank, phase,
-                 e->peer, signature_field(e->phase, e->detail[0]), e->seen, e->expected);
+        write_difference(group, e, text, bytes);
         break;
     case EPX_ERR_OVERFLOW:
         if (e->phase == PHASE_HN_DATA) {

@@ -211,6 +211,37 @@ static int scales_differ(struct fixture *s, epx_handle *h, int low)
     return 0;
 }
 
+/* Rank 1 does not ask for the weights that the others ask for. */
+static int different_weights(struct fixture *s)
+{
+    epx_handle_config config = fixture_handle_config(EPX_HIGH_THROUGHPUT, EPX_FLAT, FIXTURE_TOPK);
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_dispatch_inputs in = s->in;
+    const int with = s->rank != 1;
+    epx_handle *h;
+    epx_status status;
+
+    fixture_refill(s);
+    out.tokens = &s->ht_rows;
+    out.topk_weights = with ? &s->ht_weights : NULL;
+    in.topk_weights = &s->weights;
+    ACCEPTED(epx_handle_create(&h, s->group, &config));
+    ACCEPTED(epx_handle_update(h, &s->idx, NULL, NULL));
+    status = epx_dispatch(h, &in, &out, NULL, NULL, NULL);
+    if (status == EPX_OK)
+        status = epx_stream_sync(s->group, NULL);
+    if (status != EPX_ERR_PEER &&
+        fixture_expect(s, "mismatch", status, EPX_ERR_MISMATCH,
+                       with ? WORDS("rank 1 has topk_weights = 0", "this rank has 1 (1 = with, 0 = without)")
+                            : WORDS("has topk_weights = 1", "this rank has 0 (1 = with")))
+        return -1;
+    if (fixture_meet(s))
+        return -1;
+    ACCEPTED(epx_group_error_clear(s->group));
+    ACCEPTED(epx_handle_destroy(h));
+    return 0;
+}
+
 static int different_scales(struct fixture *s)
 {
     return scales_differ(s, s->ll, 1) || scales_differ(s, s->ht, 0);
@@ -374,6 +405,7 @@ UNIT_MAIN(MISUSE("destroyed_objects_are_refused", 2, destroyed),
           cmocka_unit_test(a_group_ends_after_its_streams),
           MISUSE("handles_that_differ_are_found", 3, different_handles),
           MISUSE("scales_that_differ_are_found", 3, different_scales),
+          MISUSE("weights_that_differ_are_found", 3, different_weights),
           MISUSE("too_small_receive_tensors_overflow_safely", 3, overflow),
           MISUSE("a_rank_that_cannot_take_part_says_so", 3, cannot_take_part),
           cmocka_unit_test(more_rows_than_can_return_overflow),
