@@ -781,6 +781,81 @@ static int a_provider_that_times_out_is_not_the_deadline(struct suite_rank *self
     return suite_barrier(self);
 }
 
+/* ---- Keys of memory */
+
+static int no_random;
+
+/* In the place of libc's. */
+ssize_t getrandom(void *out, size_t bytes, unsigned flags)
+{
+    if (no_random) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return syscall(SYS_getrandom, out, bytes, flags);
+}
+
+static int open_for_keys(struct suite_rank *self, struct net **net)
+{
+    const struct net_options options = {.nranks = 1, .timeout_ms = 5000, .provider = "tcp"};
+
+    SUITE_CHECK(self, !net_ofi_ops.open(&options, net));
+    SUITE_CHECK(self, !(((struct ofi_net *)*net)->info->domain_attr->mr_mode & FI_MR_PROV_KEY));
+    return 0;
+}
+
+static char some_memory[4096];
+static const struct net_memory memory_for_keys = {
+    .base = some_memory, .bytes = sizeof(some_memory), .kind = EPX_DEVICE_CPU, .dmabuf = -1};
+
+/* A key that anybody can guess is none. */
+static int without_random_numbers_no_memory_is_registered(struct suite_rank *self)
+{
+    struct net_region region;
+    struct net *net;
+    epx_status status;
+
+    SUITE_TRY(open_for_keys(self, &net));
+    no_random = 1;
+    status = net_ofi_ops.add_region(net, &memory_for_keys, &region);
+    no_random = 0;
+    net_ofi_ops.close(net);
+    SUITE_CHECK(self, status == EPX_ERR_SYSTEM && strstr(epx_last_error(), "getrandom"));
+    return 0;
+}
+
+static struct fi_ops_mr *own_mr;
+static int keys_in_use;
+
+static int refuse_keys(struct fid *domain, const struct fi_mr_attr *attr, uint64_t flags, struct fid_mr **mr)
+{
+    return keys_in_use-- > 0 ? -FI_ENOKEY : own_mr->regattr(domain, attr, flags, mr);
+}
+
+static int a_key_that_is_in_use_is_drawn_again(struct suite_rank *self)
+{
+    struct net_region region;
+    struct fi_ops_mr fake;
+    struct net *net;
+    struct ofi_net *n;
+    epx_status all_used, one_used;
+
+    SUITE_TRY(open_for_keys(self, &net));
+    n = (struct ofi_net *)net;
+    own_mr = n->domain->mr;
+    fake = *own_mr;
+    fake.regattr = refuse_keys;
+    n->domain->mr = &fake;
+    keys_in_use = 1000;
+    all_used = net_ofi_ops.add_region(net, &memory_for_keys, &region);
+    keys_in_use = 1;
+    one_used = net_ofi_ops.add_region(net, &memory_for_keys, &region);
+    n->domain->mr = own_mr;
+    net_ofi_ops.close(net);
+    SUITE_CHECK(self, all_used == EPX_ERR_SYSTEM && one_used == EPX_OK);
+    return 0;
+}
+
 static const struct suite_case shm_cases[] = {
     {.name = "ranks_as_threads_are_refused", .nranks = 2, .body = ranks_as_threads_are_refused}};
 
@@ -811,6 +886,10 @@ static const struct suite_case own_cases[] = {
      .nranks = 2,
      .body = what_was_given_up_is_not_sent_to_a_lower_rank,
      .timeout_ms = 1000},
+    {.name = "without_random_numbers_no_memory_is_registered",
+     .nranks = 1,
+     .body = without_random_numbers_no_memory_is_registered},
+    {.name = "a_key_that_is_in_use_is_drawn_again", .nranks = 1, .body = a_key_that_is_in_use_is_drawn_again},
     {.name = "a_provider_that_times_out_is_not_the_deadline",
      .nranks = 2,
      .body = a_provider_that_times_out_is_not_the_deadline},

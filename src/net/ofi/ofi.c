@@ -13,6 +13,8 @@
 #include "util/status.h"
 #include "util/text.h"
 
+enum { KEY_DRAWS = 8 };
+
 static struct ofi_net *of(struct net *net)
 {
     return (struct ofi_net *)net;
@@ -276,15 +278,25 @@ static epx_status address(struct net *net, struct net_address *address)
     return EPX_OK;
 }
 
+/* Does EPX choose the keys of memory? */
+static int chooses_keys(const struct fi_info *info)
+{
+    return !(info->domain_attr->mr_mode & FI_MR_PROV_KEY);
+}
+
 /* Where EPX chooses the key, it is random: a rank of another job that is reached by mistake refuses it. */
-static uint64_t draw_key(const struct fi_info *info)
+static epx_status draw_key(const struct fi_info *info, uint64_t *key)
 {
     const size_t bytes = info->domain_attr->mr_key_size;
-    uint64_t key = 0;
 
-    if ((info->domain_attr->mr_mode & FI_MR_PROV_KEY) || getrandom(&key, sizeof(key), 0) != sizeof(key))
-        return 1;
-    return bytes < sizeof(key) ? key & (((uint64_t)1 << 8 * bytes) - 1) : key;
+    *key = 1;
+    if (!chooses_keys(info))
+        return EPX_OK;
+    if (getrandom(key, sizeof(*key), 0) != (ssize_t)sizeof(*key))
+        return fail_errno(EPX_ERR_SYSTEM, "ofi: getrandom");
+    if (bytes < sizeof(*key))
+        *key &= ((uint64_t)1 << 8 * bytes) - 1;
+    return EPX_OK;
 }
 
 /* GPU memory is registered by its kind and device; if that fails, by dma-buf where libfabric supports it. */
@@ -306,14 +318,32 @@ static int register_gpu(struct ofi_net *n, const struct net_memory *memory, stru
     return rc;
 }
 
-static int register_memory(struct ofi_net *n, const struct net_memory *memory)
+static int register_with_key(struct ofi_net *n, const struct net_memory *memory, uint64_t key)
 {
     const struct iovec piece = {.iov_base = memory->base, .iov_len = memory->bytes};
     struct fi_mr_attr attr = {
-        .mr_iov = &piece, .iov_count = 1, .access = FI_WRITE | FI_REMOTE_WRITE, .requested_key = draw_key(n->info)};
+        .mr_iov = &piece, .iov_count = 1, .access = FI_WRITE | FI_REMOTE_WRITE, .requested_key = key};
 
     return net_memory_is_gpu(memory->kind) ? register_gpu(n, memory, &attr)
                                            : fi_mr_regattr(n->domain, &attr, 0, &n->mr);
+}
+
+/* A short key may be in use already where endpoints share the keys of a card: another one is drawn then. */
+static epx_status register_memory(struct ofi_net *n, const struct net_memory *memory)
+{
+    int rc = -FI_ENOKEY;
+
+    for (int i = 0; i < KEY_DRAWS && rc == -FI_ENOKEY; i++) {
+        uint64_t key;
+        const epx_status status = draw_key(n->info, &key);
+
+        if (status)
+            return status;
+        rc = register_with_key(n, memory, key);
+        if (!chooses_keys(n->info))
+            break;
+    }
+    return rc ? fail_ofi(n, rc, net_memory_is_gpu(memory->kind) ? "register GPU memory" : "register the heap") : EPX_OK;
 }
 
 static epx_status add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
@@ -323,7 +353,8 @@ static epx_status add_region(struct net *net, const struct net_memory *memory, s
     const uint64_t bytes = memory->bytes;
     const int mode = n->info->domain_attr->mr_mode;
     struct ofi_wire_key wire;
-    int rc;
+    epx_status status;
+    int rc = 0;
 
     if (net_memory_is_gpu(memory->kind) && !(n->info->caps & FI_HMEM))
         return fail(EPX_ERR_UNSUPPORTED, "ofi: the provider %s registers no GPU memory (FI_HMEM)",
@@ -331,14 +362,16 @@ static epx_status add_region(struct net *net, const struct net_memory *memory, s
     if (n->mr)
         return fail(EPX_ERR_USAGE, "ofi: this endpoint has a region of %llu bytes, expected one call",
                     (unsigned long long)n->bytes);
-    rc = register_memory(n, memory);
-    if (!rc && (mode & (FI_MR_ENDPOINT | FI_MR_RMA_EVENT))) {
+    status = register_memory(n, memory);
+    if (status)
+        return status;
+    if (mode & (FI_MR_ENDPOINT | FI_MR_RMA_EVENT)) {
         rc = fi_mr_bind(n->mr, &n->ep->fid, 0);
         if (!rc)
             rc = fi_mr_enable(n->mr);
     }
     if (rc)
-        return fail_ofi(n, rc, net_memory_is_gpu(memory->kind) ? "register GPU memory" : "register the heap");
+        return fail_ofi(n, rc, "enable the registered memory");
     n->desc = fi_mr_desc(n->mr);
     n->base = base;
     n->bytes = bytes;
