@@ -216,7 +216,7 @@ static epx_status counted_handle_check(struct api_call *api, const epx_handle *h
         return status;
     if (handle->config.mode != EPX_HIGH_THROUGHPUT)
         return fail(EPX_ERR_USAGE, "%s: expected a high-throughput handle", call);
-    if (__atomic_load_n(&handle->ntokens, __ATOMIC_RELAXED) < 0)
+    if (!handle_has_tokens(handle))
         return fail(EPX_ERR_USAGE, "%s: expected a handle that was updated (epx_handle_update)", call);
     return EPX_OK;
 }

@@ -75,7 +75,7 @@ epx_status handle_adopt(struct epx_handle *handle, int64_t ntokens, epx_stream s
                         call);
         handle->adopted = 1;
     }
-    handle->ntokens = ntokens;
+    __atomic_store_n(&handle->ntokens, ntokens, __ATOMIC_RELAXED); /* waits look at it */
     return EPX_OK;
 }
 
@@ -120,7 +120,7 @@ epx_status handle_check_tokens(const struct epx_handle *handle, const char *call
 /* Of the last update, when its wait is over. A recovery ends that of an update which never ran. */
 static epx_status handle_check_counts(const struct epx_handle *handle, const char *call)
 {
-    if (__atomic_load_n(&handle->ntokens, __ATOMIC_RELAXED) < 0)
+    if (!handle_has_tokens(handle))
         return fail(EPX_ERR_USAGE,
                     "%s: the group has recovered from a failure, and the update did not run: expected "
                     "another epx_handle_update",
@@ -128,9 +128,14 @@ static epx_status handle_check_counts(const struct epx_handle *handle, const cha
     return handle_check_tokens(handle, call);
 }
 
+int handle_has_tokens(const struct epx_handle *handle)
+{
+    return __atomic_load_n(&handle->ntokens, __ATOMIC_ACQUIRE) >= 0; /* pairs with the release in launch_update() */
+}
+
 uint64_t handle_updates(const struct epx_handle *handle)
 {
-    return __atomic_load_n(&handle->updates, __ATOMIC_ACQUIRE); /* pairs with the release in ht_update() */
+    return __atomic_load_n(&handle->updates, __ATOMIC_ACQUIRE); /* pairs with the release in launch_update() */
 }
 
 /* Since the first call that waited for the last update. Several threads may wait, and one may queue another update. */

@@ -11,6 +11,8 @@ void handle_free(struct epx_handle *handle);
 void handles_free_all(struct epx_group *group);
 /* Low latency: what the next dispatch reads. */
 void handle_set_routing(struct epx_handle *handle, const epx_tensor *topk);
+/* Has it a routing? By any thread. */
+int handle_has_tokens(const struct epx_handle *handle);
 /* How many were queued. Counts that were read from handle->info are those of one update if no other was queued
  * meanwhile. */
 uint64_t handle_updates(const struct epx_handle *handle);

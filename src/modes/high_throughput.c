@@ -47,6 +47,26 @@ static epx_status drop_flat(struct epx_handle *handle, struct ht_notify_params *
     return EPX_OK;
 }
 
+/* Other threads may wait for counts (handle_poll_update). Who finds the update done, by what its kernel stores, finds
+ * its tokens too; who finds its tokens finds its number. */
+static epx_status launch_update(struct epx_handle *handle, const struct ht_notify_params *p, int64_t ntokens,
+                                struct device_stream *stream)
+{
+    const int64_t before = handle->ntokens;
+    epx_status status;
+
+    /* Before the kernel writes anything: pairs with the acquire in handle_updates(). */
+    __atomic_store_n(&handle->updates, handle->updates + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&handle->wait_since, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&handle->ntokens, ntokens, __ATOMIC_RELEASE); /* pairs with the acquire in handle_has_tokens() */
+    status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, p, sizeof(*p));
+    if (status == EPX_OK)
+        return EPX_OK;
+    __atomic_store_n(&handle->ntokens, before, __ATOMIC_RELAXED); /* first: a wait ends by the number */
+    __atomic_store_n(&handle->updates, handle->updates - 1, __ATOMIC_RELEASE);
+    return status;
+}
+
 epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const struct layout_tensors *info,
                      struct device_stream *stream)
 {
@@ -87,17 +107,10 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.number = handle->updates + 1;
     if (p.drop & DROP_FLAT)
         status = drop_flat(handle, &p, stream);
-    if (status == EPX_OK) {
-        /* Before the kernel writes anything: pairs with the acquire in handle_updates(). */
-        __atomic_store_n(&handle->updates, handle->updates + 1, __ATOMIC_RELEASE);
-        __atomic_store_n(&handle->wait_since, 0, __ATOMIC_RELAXED);
-        status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
-        if (status != EPX_OK)
-            __atomic_store_n(&handle->updates, handle->updates - 1, __ATOMIC_RELEASE);
-    }
+    if (status == EPX_OK)
+        status = launch_update(handle, &p, topk->shape[0], stream);
     if (status == EPX_OK) {
         handle->recorded |= group_captures(handle->group, stream);
-        __atomic_store_n(&handle->ntokens, topk->shape[0], __ATOMIC_RELAXED); /* waits look at it */
         handle->expected_rows = info->expected_rows;
         handle->group->stats.ht_updates++;
     }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "group/objects.h"
+#include "modes/handle.h"
 #include "util/clock.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
@@ -527,6 +528,45 @@ static void a_wait_for_counts_goes_on_with_the_next_update(void **state)
     assert_int_equal(fixture_run(1, NULL, updates_what_is_waited_for, NULL), 0);
 }
 
+/* The same, when the update has run and the thread that queues it is not through yet. */
+static const struct device_ops *real;
+static epx_handle *updated;
+static epx_status found;
+
+static epx_status launch_and_wait(struct device *device, struct device_stream *stream, enum kernel_id id,
+                                  const void *params, size_t bytes, int agents)
+{
+    epx_status status = real->launch(device, stream, id, params, bytes, agents);
+
+    if (status == EPX_OK)
+        status = real->stream_sync(device, stream);
+    found = handle_poll_update(updated, "a thread that waits", 0);
+    return status;
+}
+
+static int looks_before_the_update_returns(struct fixture *s)
+{
+    struct device_ops slow = *s->group->device->ops;
+    epx_status status;
+
+    fixture_refill(s);
+    real = s->group->device->ops;
+    slow.launch = launch_and_wait;
+    updated = s->ht;
+    s->group->device->ops = &slow;
+    status = epx_handle_update(s->ht, &s->idx, NULL, NULL);
+    s->group->device->ops = real;
+    if (status != EPX_OK || found != EPX_OK)
+        return fixture_fail(s, "an update that has run is not found");
+    return fixture_ht(s);
+}
+
+static void an_update_that_has_run_is_found_at_once(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, looks_before_the_update_returns, NULL), 0);
+}
+
 /* Kernels that were queued before the capture use the handle's tables. */
 static int destroys_under_a_capture(struct fixture *s)
 {
@@ -794,8 +834,9 @@ static void a_child_has_no_sockets_of_its_parent(void **state)
 
 UNIT_TESTS(a_stream_of_another_group_is_refused, a_group_is_used_by_several_threads,
            a_group_is_not_destroyed_under_a_call, objects_end_with_their_group, an_event_is_not_destroyed_under_a_wait,
-           a_wait_for_counts_goes_on_with_the_next_update, counts_of_an_update_that_never_ran_are_refused,
-           waits_for_counts_have_a_deadline_each, a_handle_is_not_destroyed_under_a_capture,
-           a_group_recovers_beside_a_thread_that_watches, a_launch_after_a_failed_recovery_fails,
-           a_call_behind_another_ends_though_the_clock_is_set, a_child_of_fork_is_refused_and_the_parent_goes_on,
-           a_child_that_is_forked_beside_a_creation_is_refused, a_child_has_no_sockets_of_its_parent)
+           a_wait_for_counts_goes_on_with_the_next_update, an_update_that_has_run_is_found_at_once,
+           counts_of_an_update_that_never_ran_are_refused, waits_for_counts_have_a_deadline_each,
+           a_handle_is_not_destroyed_under_a_capture, a_group_recovers_beside_a_thread_that_watches,
+           a_launch_after_a_failed_recovery_fails, a_call_behind_another_ends_though_the_clock_is_set,
+           a_child_of_fork_is_refused_and_the_parent_goes_on, a_child_that_is_forked_beside_a_creation_is_refused,
+           a_child_has_no_sockets_of_its_parent)
