@@ -167,7 +167,7 @@ KFN_STEP void hn_put_blocks(struct agent *ag, const struct ht_notify_params *p, 
                 (uint32_t)up16(sizeof(struct hn_desc) + words * 4));
     }
     if (put_flush(ag, g, &batch))
-        push_failed(ag, g, &batch); /* as in signal_peers() */
+        push_failed(ag, g, batch.failed); /* as in signal_peers() */
 }
 
 KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)

@@ -140,7 +140,7 @@ KFN_STEP int hd_put_tokens(struct agent *ag, const struct ht_dispatch_params *p,
             hd_put_token(ag, p, &batch, ring, at, t);
         }
     }
-    return put_flush(ag, g, &batch) ? push_failed(ag, g, &batch) : 0;
+    return put_flush(ag, g, &batch) ? push_failed(ag, g, batch.failed) : 0;
 }
 
 #define HD_RUN 4 /* least tokens that an agent puts: the proxy merges neighbours */
@@ -299,7 +299,7 @@ KFN int hd_credit_now(struct agent *ag, const struct group_dev *g, int j, int r)
 
     put_begin(&batch);
     hd_put_credit(ag, g, &batch, j, r);
-    return put_flush(ag, g, &batch) ? push_failed(ag, g, &batch) : 0;
+    return put_flush(ag, g, &batch) ? push_failed(ag, g, batch.failed) : 0;
 }
 
 /* Rows of round r of source number j, as they land. One launch for all stages: one agent, which gives the credit at
@@ -357,7 +357,7 @@ KFN_STEP int hd_release_rounds(struct agent *ag, const struct ht_dispatch_params
         for (int j = 0; j < g->relay_count; j++)
             if (ht_relays(g, p->h, j, r) && p->h->relay_rounds[j] > HT_SLOTS)
                 hd_put_credit(ag, g, &batch, j, r);
-    return put_flush(ag, g, &batch) ? push_failed(ag, g, &batch) : 0;
+    return put_flush(ag, g, &batch) ? push_failed(ag, g, batch.failed) : 0;
 }
 
 /* Stage HD_FORWARD: the next own rounds, and, as a relay, rows of other nodes. */
@@ -397,7 +397,7 @@ KFN_STEP void hd_release(struct agent *ag, const struct ht_dispatch_params *p)
         if (ht_relays(g, p->h, j, 0) && p->h->relay_rounds[j] <= HT_SLOTS)
             hd_put_credit(ag, g, &batch, j, 0);
     if (put_flush(ag, g, &batch))
-        push_failed(ag, g, &batch); /* as in signal_peers() */
+        push_failed(ag, g, batch.failed); /* as in signal_peers() */
 }
 
 /* What the slots have counted in this operation. One lane. */

@@ -168,7 +168,7 @@ KFN_STEP int hc_relay_runs(struct agent *ag, const struct ht_combine_params *p, 
             if (hc_relay_row(ag, p, descs, &batch, j, r, (int)i, pushed))
                 return 1;
         if (put_flush(ag, p->g, &batch))
-            return push_failed(ag, p->g, &batch);
+            return push_failed(ag, p->g, batch.failed);
     }
     return 0;
 }
@@ -187,7 +187,7 @@ KFN int hc_relay_share(struct agent *ag, const struct ht_combine_params *p, cons
     for (int64_t i = n * ag_index(ag) / ag_count(ag); i < end; i++)
         if (hc_relay_row(ag, p, descs, &batch, j, r, (int)i, pushed))
             return 1;
-    return put_flush(ag, p->g, &batch) ? push_failed(ag, p->g, &batch) : 0;
+    return put_flush(ag, p->g, &batch) ? push_failed(ag, p->g, batch.failed) : 0;
 }
 
 /* As a relay: the rows of rounds [first, last), shared out among the agents. `pushed`: nothing is waited for, and rows
@@ -229,7 +229,7 @@ KFN_STEP int hc_relay_done(struct agent *ag, const struct ht_combine_params *p, 
         for (int j = 0; j < g->relay_count; j++)
             if (ht_relays(g, p->h, j, r))
                 put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HC_ROWS, ht_slot(r)), 0, 0, 0);
-    return put_flush(ag, g, &batch) ? push_failed(ag, g, &batch) : 0;
+    return put_flush(ag, g, &batch) ? push_failed(ag, g, batch.failed) : 0;
 }
 
 /* Counts of node n in the rounds up to r that have its slot. */

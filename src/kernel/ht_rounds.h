@@ -383,7 +383,7 @@ KFN_STEP int ht_put_blocks(struct agent *ag, const struct group_dev *g, const st
                 ht_relay_block(g, g->relay_slot[n], r),
                 (uint32_t)(HT_HEADER_BYTES + (size_t)ht_round_rows(g, h, r, n) * record));
     }
-    return put_flush(ag, g, &batch) ? push_failed(ag, g, &batch) : 0;
+    return put_flush(ag, g, &batch) ? push_failed(ag, g, batch.failed) : 0;
 }
 
 /* The headers of all blocks. All agents. */

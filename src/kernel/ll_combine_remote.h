@@ -93,7 +93,7 @@ KFN_STEP int lc_stage_place(struct agent *ag, const struct ll_combine_params *p,
     }
     if (stage->used + pitch > stage->room) {
         if (put_flush(ag, g, &stage->batch))
-            return push_failed(ag, g, &stage->batch);
+            return push_failed(ag, g, stage->batch.failed);
         if (lc_wait_stage(ag, g, stage))
             return 1;
     }
@@ -138,7 +138,7 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
         }
         /* The network has something to do while the other blocks are copied. */
         if (stage->fixed && stage->batch.n >= LC_EARLY_ROWS && put_flush(ag, g, &stage->batch))
-            return push_failed(ag, g, &stage->batch);
+            return push_failed(ag, g, stage->batch.failed);
         rows += (uint64_t)b.n;
     }
     if (ag_leader(ag))
@@ -174,7 +174,7 @@ KFN int lc_push_in_order(struct agent *ag, const struct ll_combine_params *p, ui
             if (lc_serves(ag, g, stage, j) && lc_push_remote(ag, p, epoch, (g->rank + j) % g->nranks, l, l + 1, stage))
                 return 1;
         if (put_flush(ag, g, &stage->batch))
-            return push_failed(ag, g, &stage->batch);
+            return push_failed(ag, g, stage->batch.failed);
     }
     return 0;
 }
@@ -229,7 +229,7 @@ KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p,
     if (p->signals ? lc_push_in_order(ag, p, epoch, &stage) : lc_push_by_rank(ag, p, epoch, &stage))
         return 1;
     if (put_flush(ag, g, &stage.batch))
-        return push_failed(ag, g, &stage.batch);
+        return push_failed(ag, g, stage.batch.failed);
     return 0;
 }
 

@@ -327,7 +327,7 @@ KFN_STEP int ll_put_remote(struct agent *ag, const struct ll_dispatch_params *p,
             ll_put_to(ag, p, epoch, d, &batch);
     }
     if (put_flush(ag, g, &batch))
-        return push_failed(ag, g, &batch);
+        return push_failed(ag, g, batch.failed);
     return 0;
 }
 

@@ -81,7 +81,7 @@ KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum sco
             if (!is_local(g, p) && ring_of(g, p, COUNTER(kind, slot)) == ring && in_scope(g, scope, p))
                 put(ag, g, &batch, p, COUNTER(kind, slot), 0, 0, 0);
     if (put_flush(ag, g, &batch))
-        push_failed(ag, g, &batch); /* who waits for the signal is told */
+        push_failed(ag, g, batch.failed); /* who waits for the signal is told */
 }
 
 #endif

@@ -68,15 +68,16 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
 }
 
 /* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. Other
- * rings may wait for other peers, and for a moment only. */
-KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g, const struct put_batch *batch)
+ * rings may wait for other peers, and for a moment only. `failed`: of struct put_batch, and not the batch itself, which
+ * stays in registers. */
+KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g, int failed)
 {
     struct awaited own = {-1, NULL, 0};
     enum wait_result why = ag_look(&control_of(g, g->rank)->abort_word) ? WAIT_ABORTED : WAIT_TIMEOUT;
     int culprit = -1;
 
     if (why == WAIT_TIMEOUT) /* pairs with the release in report_blocked() */
-        own.peer = (int)ag_look(g->rings[batch->failed - 1].blocked) - 1;
+        own.peer = (int)ag_look(g->rings[failed - 1].blocked) - 1;
     set_wait_left(ag, g->timeout_ns / 2);
     if (own.peer >= 0)
         why = follow(ag, g, own, has_masks(g) && phase_masks(PHASE_RING), &culprit);

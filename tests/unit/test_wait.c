@@ -208,7 +208,7 @@ static void a_full_ring_names_the_rank_that_it_waits_for(void **state)
         put(&own.agent, &g, &batch, 1 + full, 0, 0, 0, 0);
         put(&own.agent, &g, &batch, 2 - full, 0, 0, 0, 0); /* another ring, which takes it */
         assert_int_not_equal(put_flush(&own.agent, &g, &batch), 0);
-        assert_int_equal(push_failed(&own.agent, &g, &batch), 1);
+        assert_int_equal(push_failed(&own.agent, &g, batch.failed), 1);
         assert_int_equal(two.error.status, KSTATUS_TIMEOUT);
         assert_int_equal(two.error.phase, PHASE_RING);
         assert_int_equal(two.error.peer, 1 + full);
