@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A network among ranks that are threads of one process: a put is a copy, and an event in the peer's inbox. One of its
- * calls, on one rank, can be set to block: for ever, or for a while.
+ * calls, on one rank, can be set to block: for a while, or until something has happened, if ever.
  */
 #ifndef EPX_TESTS_UNIT_BLOCKING_NET_H
 #define EPX_TESTS_UNIT_BLOCKING_NET_H
@@ -52,8 +52,9 @@ struct blocking_net {
 static pthread_mutex_t blocking_lock = PTHREAD_MUTEX_INITIALIZER; /* of all inboxes; not held while a call blocks */
 
 static struct {
-    atomic_int call, rank, ms; /* enum blocking_call; -1 = for ever */
+    atomic_int call, rank, ms; /* enum blocking_call; -1 = as long as `until` says */
     atomic_int blocked, back;  /* calls that did */
+    int (*until)(void);        /* set before the trap; NULL: for ever */
 } blocking_trap;
 
 static inline void blocking_set_trap(enum blocking_call call, int rank, int ms)
@@ -73,9 +74,9 @@ static inline void blocking_enter(enum blocking_call call, int rank)
         return;
     ms = atomic_load(&blocking_trap.ms);
     atomic_fetch_add(&blocking_trap.blocked, 1);
-    while (ms < 0) /* NOLINT(bugprone-infinite-loop): a call that never returns */
-        sleep(1);
-    usleep((useconds_t)ms * 1000);
+    while (ms < 0 && !(blocking_trap.until && blocking_trap.until()))
+        usleep(5000);
+    usleep(ms < 0 ? 0 : (useconds_t)ms * 1000);
     atomic_fetch_add(&blocking_trap.back, 1);
 }
 
