@@ -12,6 +12,9 @@ import torch
 from epx import ArgumentError, Status, UsageError
 
 
+MAX_TOPK = 32  # EPX's limit
+
+
 class InputError(ArgumentError, AssertionError):
     """An argument is wrong."""
 
@@ -90,6 +93,36 @@ def index(name: str, value: Any, end: int) -> int:
         number = -1
     if not 0 <= number < end:
         raise wrong(name, "0 to %d" % (end - 1), repr(value))
+    return number
+
+
+def dtype(name: str, value: Any) -> torch.dtype:
+    """Checks for a dtype of torch."""
+    if not isinstance(value, torch.dtype):
+        raise wrong(name, "a torch.dtype", repr(value))
+    return value
+
+
+def process_group(value: Any) -> Any:
+    """Checks for a process group of torch.distributed, or None for that of all ranks, and returns the group."""
+    import torch.distributed as dist
+
+    if value is None:
+        if not dist.is_initialized():
+            raise refused("group: expected torch.distributed.init_process_group() before it")
+        return dist.group.WORLD
+    if isinstance(value, int) and not isinstance(value, bool):  # what torch gives to ranks that are not in a group
+        raise wrong("group", "a process group that this rank is in", repr(value))
+    if not all(callable(getattr(value, name, None)) for name in ("rank", "size")):
+        raise wrong("group", "a process group of torch.distributed, or None", type(value).__name__)
+    return value
+
+
+def topk(name: str, value: Any) -> int:
+    """Checks for a number of experts per token, or 0 for any."""
+    number = positive(name, value, 0)
+    if number > MAX_TOPK:
+        raise wrong(name, "at most %d, EPX's limit" % MAX_TOPK, number)
     return number
 
 

@@ -7,6 +7,7 @@ from typing import Any, Dict, Tuple
 
 import epx
 
+from ._checks import process_group
 from ._elastic_engine import local_index
 from ._engine import probe_nodes
 
@@ -17,6 +18,7 @@ _known: "weakref.WeakKeyDictionary[Any, Dict[str, Tuple[int, int]]]" = weakref.W
 def get_physical_domain_size(group: Any) -> Tuple[int, int]:
     """(nodes, ranks per node). The first call for a group is collective. Where the nodes have different sizes, or do
     not have consecutive ranks, all ranks count as one node."""
+    group = process_group(group)
     cut = os.environ.get("EPX_RANKS_PER_NODE", "")
     known = _known.setdefault(group, {})
     if cut not in known:

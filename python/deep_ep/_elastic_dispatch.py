@@ -110,8 +110,8 @@ def routed(engine: ElasticEngine, request: Request, topk_idx: Any, stats: Any, n
            alignment: Any, cpu_sync: Any, copy: bool) -> Routed:
     """Checks the arguments of a new routing."""
     idx = checks.tensor("topk_idx", topk_idx, _INDICES, (request.count, None), request.device)
-    if not 1 <= idx.shape[1] <= 32:
-        raise wrong("topk_idx", "1 to 32 experts per token", idx.shape[1])
+    if not 1 <= idx.shape[1] <= checks.MAX_TOPK:
+        raise wrong("topk_idx", "1 to %d experts per token" % checks.MAX_TOPK, idx.shape[1])
     num_experts = checks.positive("num_experts", num_experts)
     if num_experts % engine.nranks:
         raise wrong("num_experts", "a multiple of the %d ranks" % engine.nranks, num_experts)

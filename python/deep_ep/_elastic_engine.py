@@ -101,10 +101,11 @@ class ElasticEngine(Engine):
 
     settings: ElasticSettings
 
-    def __init__(self, bootstrap: epx.Bootstrap, settings: ElasticSettings) -> None:
+    def __init__(self, bootstrap: epx.Bootstrap, settings: ElasticSettings, alike: Dict[str, int]) -> None:
+        """`alike`: arguments of the constructor that are the same on all ranks."""
         super().__init__(bootstrap, settings)
         self._small: Dict[torch.device, epx.Group] = {}
-        self._meeting = Meeting(bootstrap)
+        self._meeting = Meeting(bootstrap, alike)
         self.store = self._meeting.store  # of torch.distributed, if all ranks have the same one
 
     def elastic_pool(self, device: torch.device, num_experts: int, max_tokens: int, hidden_bytes: int,
@@ -112,7 +113,10 @@ class ElasticEngine(Engine):
         """The pool for a dispatch of these sizes. It is created if needed, which is collective."""
         pool = self._high.get((device, num_experts))
         if pool is None or max_tokens > pool.max_tokens or not pool.fits(topk, hidden_bytes):
-            self._meet("Dispatch CPU wait", "num_cpu_timeout_secs", self.settings.cpu_timeout_s)
+            self._meet("Dispatch CPU wait", "num_cpu_timeout_secs", self.settings.cpu_timeout_s,
+                       "this rank makes a group for num_max_tokens_per_rank = %d, %d bytes per row, top-k %d of %d "
+                       "experts, on %s; all ranks pass the same" % (
+                           max_tokens, hidden_bytes, topk, num_experts, device.type))
             had = (pool.max_tokens, pool.hidden_bytes, pool.topk) if pool is not None else (0, 0, 0)
             self._replace(self._high.pop((device, num_experts), None), self._old_high)  # first: it may need its memory
             given = self.settings
@@ -123,11 +127,11 @@ class ElasticEngine(Engine):
         assert isinstance(pool, ElasticPool)
         return pool
 
-    def _meet(self, what: str, limit: str, timeout_s: float) -> None:
-        """Called before a group is created. Not for another attempt after Ctrl-C: ranks that have met already wait for
-        each other in the all-gather itself."""
+    def _meet(self, what: str, limit: str, timeout_s: float, why: str = "") -> None:
+        """Called before a group is created; `why` is for the message. Not for another attempt after Ctrl-C: ranks that
+        have met already wait for each other in the all-gather itself."""
         if not self.bootstrap.left:
-            self._meeting.wait(what, limit, timeout_s)
+            self._meeting.wait(what, limit, timeout_s, why)
 
     def _make_elastic(self, device: torch.device, num_experts: int, max_tokens: int, hidden_bytes: int,
                       topk: int) -> ElasticPool:

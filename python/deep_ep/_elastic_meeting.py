@@ -6,9 +6,10 @@ timeout of the process group, half an hour, which then cannot be used any more. 
 the store: those that come later do not follow it into the all-gather, but meet again, and so may it.
 """
 
+import json
 import time
 import uuid
-from typing import Any, Callable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import epx
 from epx.errors import make_error
@@ -34,25 +35,38 @@ def _tried(call: Callable[..., Any], *arguments: Any) -> bool:
         return False
 
 
-def _common_store(bootstrap: epx.Bootstrap) -> Tuple[str, Optional[Any]]:
+def _compare(given: Sequence[Dict[str, int]]) -> None:
+    """Raises, on all ranks, if they have given different arguments."""
+    for name, first in given[0].items():
+        other = next((rank for rank, values in enumerate(given) if values.get(name) != first), None)
+        if other is not None:
+            raise make_error(epx.Status.MISMATCH, "%s: expected the same on all ranks, got %r on rank 0 and %r on rank "
+                             "%d" % (name, first, given[other].get(name), other))
+
+
+def _common_store(bootstrap: epx.Bootstrap, alike: Dict[str, int]) -> Tuple[str, Optional[Any]]:
     """(a name that is the same on all ranks, and nobody else's; the store, if all ranks have the same one). Collective.
-    A process group may join ranks that were initialized apart, each part with a store of its own."""
+    A process group may join ranks that were initialized apart, each part with a store of its own. `alike`: arguments
+    that are compared with those of the other ranks."""
     store, own = _store() if bootstrap.nranks > 1 else None, "epx/meeting/" + uuid.uuid4().hex
     there = store is not None and _tried(store.set, own, "")
-    names = [part.decode() for part in bootstrap.allgather(own.encode())]
+    parts = [json.loads(part) for part in bootstrap.allgather(json.dumps([own, alike]).encode())]
+    names = [name for name, _given in parts]
     seen = there and _tried(store.check, names)  # type: ignore[union-attr]
     common = all(part == b"\1" for part in bootstrap.allgather(b"\1" if seen else b"\0"))
     if there:
         _tried(store.delete_key, own)  # type: ignore[union-attr]
+    _compare([given for _name, given in parts])
     return names[0], store if common else None
 
 
 class Meeting:
-    """The meetings of one buffer, one after the other. Creating it is collective."""
+    """The meetings of one buffer, one after the other. Creating it is collective. `alike`: arguments that are the same
+    on all ranks."""
 
-    def __init__(self, bootstrap: epx.Bootstrap) -> None:
+    def __init__(self, bootstrap: epx.Bootstrap, alike: Dict[str, int]) -> None:
         self._rank, self._nranks = bootstrap.rank, bootstrap.nranks
-        self._name, self.store = _common_store(bootstrap)
+        self._name, self.store = _common_store(bootstrap, alike)
         self._number = 0
         self._said = False  # that this rank is there
         self._old: List[int] = []  # meetings whose keys are still in the store
@@ -60,8 +74,9 @@ class Meeting:
     def _key(self, what: Any, number: Optional[int] = None) -> str:
         return "%s/%d/%s" % (self._name, self._number if number is None else number, what)
 
-    def wait(self, what: str, limit: str, timeout_s: float) -> None:
-        """Returns when all ranks are there, or at once without a store. `what` waits, for as long as `limit` says."""
+    def wait(self, what: str, limit: str, timeout_s: float, why: str = "") -> None:
+        """Returns when all ranks are there, or at once without a store. `what` waits, for as long as `limit` says;
+        `why`: more for the message."""
         end, never = time.monotonic() + timeout_s, set(range(self._nranks))
         while self.store is not None:
             late = not self._meet(self.store, end)
@@ -72,8 +87,8 @@ class Meeting:
             if met:
                 return
             if late and absent:
-                raise make_error(epx.Status.TIMEOUT, "%s: rank %s did not make this call within %s = %g" % (
-                    what, ", ".join(map(str, sorted(never or absent))), limit, timeout_s))
+                raise make_error(epx.Status.TIMEOUT, "%s: rank %s did not make this call within %s = %g%s" % (
+                    what, ", ".join(map(str, sorted(never or absent))), limit, timeout_s, why and " (%s)" % why))
 
     def _meet(self, store: Any, end: float) -> bool:
         """Returns when the meeting has an outcome; False if it had none by then, and this rank gave up."""

@@ -3,12 +3,13 @@
 with DeepEP's, or pass them back; EPX itself sizes its memory by the calls."""
 
 import math
-from typing import Iterable, List, Sequence, Tuple, Union
+from typing import Any, Iterable, List, Sequence, Tuple, Union
 
 import torch
 
+from ._checks import MAX_TOPK, positive, wrong
+
 ALIGNMENT = 2 << 20  # of every size of a buffer
-MAX_TOPK = 32
 _FORWARDED = 1280  # tokens per source node that DeepEP has in flight between nodes
 
 Shapes = Union[Sequence[int], Iterable[Sequence[int]]]
@@ -55,12 +56,19 @@ def pipeline_bytes(tensor_bytes: int, inflight: int) -> int:
     return up(up(tensor_bytes) * inflight * 4, ALIGNMENT)
 
 
+def is_shape(given: Sequence[Any]) -> bool:
+    """True for one shape, False for a sequence of shapes. Extents are integers of any kind."""
+    return all(hasattr(extent, "__index__") for extent in given)
+
+
 def shape_list(shapes: Shapes) -> List[Tuple[int, ...]]:
     """One shape or a sequence of shapes, as a list."""
-    given = list(shapes)
-    if all(isinstance(extent, int) for extent in given):
-        return [tuple(given)]  # type: ignore[arg-type]
-    return [tuple(shape) for shape in given]  # type: ignore[union-attr]
+    try:
+        given: List[Any] = list(shapes)
+        return [tuple(positive("shapes", extent, 0) for extent in shape) for shape in (
+            [given] if is_shape(given) else given)]
+    except TypeError:
+        raise wrong("shapes", "a shape or a sequence of shapes", repr(shapes)) from None
 
 
 def gathered_bytes(shapes: Shapes, dtype: torch.dtype, ranks: int) -> int:

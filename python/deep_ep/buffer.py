@@ -83,7 +83,8 @@ class Buffer:
         checks.positive("num_rdma_bytes", num_rdma_bytes, 0)
         if group is None and comm is None:
             raise wrong("group, comm", "one of them", "neither")
-        bootstrap = epx.bootstrap.from_torch(group) if group is not None else epx.bootstrap.from_mpi(comm)
+        bootstrap = epx.bootstrap.from_torch(checks.process_group(group)) if group is not None \
+            else epx.bootstrap.from_mpi(comm)
         self._engine = Engine(bootstrap, Settings(num_nvl_bytes, num_rdma_bytes, enable_shrink,
                                                   bool(allow_mnnvl or use_fabric)))
         self.rank = bootstrap.rank

@@ -58,10 +58,12 @@ class ElasticBuffer:
         its memory in the first dispatch, where the number of experts is known. Received rows are always sorted, as with
         `deterministic`. prefer_overlap_with_compute counts in get_theoretical_num_sms() alone; sl_idx and
         num_allocated_qps have no effect."""
-        num_cpu_bytes, num_max_tokens_per_rank, hidden, num_topk, num_allocated_qps = (
+        group = checks.process_group(group)
+        num_cpu_bytes, num_max_tokens_per_rank, hidden, num_allocated_qps, sl_idx = (
             checks.positive(name, value, 0) for name, value in (
                 ("num_cpu_bytes", num_cpu_bytes), ("num_max_tokens_per_rank", num_max_tokens_per_rank),
-                ("hidden", hidden), ("num_topk", num_topk), ("num_allocated_qps", num_allocated_qps)))
+                ("hidden", hidden), ("num_allocated_qps", num_allocated_qps), ("sl_idx", sl_idx)))
+        num_topk = checks.topk("num_topk", num_topk)
         num_cpu_timeout_secs = checks.positive("num_cpu_timeout_secs", num_cpu_timeout_secs)
         num_gpu_timeout_secs = checks.positive("num_gpu_timeout_secs", num_gpu_timeout_secs)
         self.num_cpu_bytes = num_cpu_bytes
@@ -78,7 +80,9 @@ class ElasticBuffer:
         num_bytes = _checked_bytes(num_bytes, num_cpu_bytes, num_max_tokens_per_rank, hidden)
         self._engine = ElasticEngine(bootstrap, ElasticSettings(
             num_bytes or 0, num_max_tokens_per_rank, hidden, num_topk, num_gpu_timeout_secs, self._use_fabric,
-            num_cpu_timeout_secs))
+            num_cpu_timeout_secs), dict(
+                num_max_tokens_per_rank=num_max_tokens_per_rank, hidden=hidden, num_topk=num_topk,
+                allow_hybrid_mode=bool(allow_hybrid_mode), allow_multiple_reduction=bool(allow_multiple_reduction)))
         self.group = group
         self.rank_idx, self.num_ranks = bootstrap.rank, bootstrap.nranks
         unused.variables(self.rank_idx)
@@ -166,6 +170,8 @@ class ElasticBuffer:
                              use_fp8_dispatch: bool = False, allow_hybrid_mode: bool = True,
                              allow_multiple_reduction: bool = True) -> int:
         """Bytes for `num_bytes`. The first call for a group is collective: it looks for the ranks' nodes."""
+        num_max_tokens_per_rank = checks.positive("num_max_tokens_per_rank", num_max_tokens_per_rank)
+        hidden, num_topk = checks.positive("hidden", hidden), checks.topk("num_topk", num_topk)
         nodes, _per_node = get_physical_domain_size(group)
         domains = get_logical_domain_size(group, allow_hybrid_mode)
         return sizes.buffer_bytes(domains, nodes == 1, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch,
@@ -175,22 +181,25 @@ class ElasticBuffer:
     def get_engram_storage_size_hint(num_entries: int, hidden: int, num_max_tokens_per_rank: int,
                                      dtype: torch.dtype = torch.bfloat16) -> Tuple[int, int]:
         """(GPU bytes, CPU bytes) of Engram storage."""
-        return sizes.engram_bytes(num_entries, hidden, num_max_tokens_per_rank, dtype)
+        return sizes.engram_bytes(
+            checks.positive("num_entries", num_entries), checks.positive("hidden", hidden),
+            checks.positive("num_max_tokens_per_rank", num_max_tokens_per_rank), checks.dtype("dtype", dtype))
 
     @staticmethod
     def get_pp_buffer_size_hint(num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> int:
         """Bytes of the pipeline-parallel ring."""
-        return sizes.pipeline_bytes(num_max_tensor_bytes, num_max_inflight_tensors)
+        return sizes.pipeline_bytes(checks.positive("num_max_tensor_bytes", num_max_tensor_bytes),
+                                    checks.positive("num_max_inflight_tensors", num_max_inflight_tensors))
 
     @staticmethod
     def get_agrs_num_max_session_bytes(group: Any, shapes: sizes.Shapes, dtype: torch.dtype) -> int:
         """Bytes of a session of all-gathers of these shapes: one shape, or a sequence of shapes."""
-        return sizes.gathered_bytes(shapes, dtype, group.size())
+        return sizes.gathered_bytes(shapes, checks.dtype("dtype", dtype), checks.process_group(group).size())
 
     @staticmethod
     def get_agrs_buffer_size_hint(group: Any, num_max_session_bytes: int) -> int:
         """Bytes of a buffer for such sessions."""
-        return sizes.up(num_max_session_bytes, sizes.ALIGNMENT)
+        return sizes.up(checks.positive("num_max_session_bytes", num_max_session_bytes), sizes.ALIGNMENT)
 
     def get_physical_domain_size(self) -> Tuple[int, int]:
         """(nodes, ranks per node)."""
@@ -225,7 +234,7 @@ class ElasticBuffer:
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs for this many SMs by DeepEP's model."""
-        return sizes.theoretical_qps(num_sms, self._domains.hybrid, self.num_allocated_qps)
+        return sizes.theoretical_qps(checks.positive("num_sms", num_sms), self._domains.hybrid, self.num_allocated_qps)
 
     # ---- Streams
 

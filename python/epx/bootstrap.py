@@ -89,6 +89,12 @@ def from_torch(group: Any = None) -> Bootstrap:
     """
     import torch.distributed as dist
 
+    if group is not None and not isinstance(group, int) and not all(
+            callable(getattr(group, name, None)) for name in ("rank", "size")):  # an int: torch's name for no group
+        raise ArgumentError(Status.ARGUMENT, "group: expected a process group of torch.distributed, or None, got %s" % (
+            type(group).__name__))
+    if group is None and not dist.is_initialized():
+        raise ArgumentError(Status.ARGUMENT, "group: expected torch.distributed.init_process_group() before it")
     nranks = dist.get_world_size(group)
     if nranks < 1:
         raise ArgumentError(Status.ARGUMENT, "group: expected a process group that this rank is in, got %r" % (group,))
@@ -110,4 +116,6 @@ def from_torch(group: Any = None) -> Bootstrap:
 
 def from_mpi(comm: Any) -> Bootstrap:
     """A bootstrap over an mpi4py communicator."""
+    if not all(callable(getattr(comm, name, None)) for name in ("Get_rank", "Get_size", "allgather")):
+        raise ArgumentError(Status.ARGUMENT, "comm: expected a communicator of mpi4py, got %s" % type(comm).__name__)
     return Bootstrap(comm.Get_rank(), comm.Get_size(), comm.allgather)

@@ -14,6 +14,7 @@ from suite import Skipped, World, environment
 
 MAX = 24  # num_max_tokens_per_rank
 HIDDEN = 128
+BYTES = 4 << 20
 
 
 @contextlib.contextmanager
@@ -511,6 +512,35 @@ def _refused(call: Any, *words: str) -> None:
     raise AssertionError("expected an error with %s" % (words,))
 
 
+def refuse_arguments_of_the_constructor(group: Any) -> None:
+    """Wrong types and numbers, in the constructor and in the functions that give its sizes."""
+    make, hint = deep_ep.ElasticBuffer, deep_ep.ElasticBuffer.get_buffer_size_hint
+    for other in ("x", 1.5, [0, 1], object()):
+        for call in (lambda: make(other, BYTES), lambda: deep_ep.Buffer(other), lambda: hint(other, MAX, HIDDEN),
+                     lambda: deep_ep.get_physical_domain_size(other), lambda: deep_ep.get_logical_domain_size(other),
+                     lambda: make.get_agrs_num_max_session_bytes(other, (1,), torch.int8)):
+            _refused(call, "group", "process group of torch.distributed", type(other).__name__)
+    _refused(lambda: make(dist.GroupMember.NON_GROUP_MEMBER, BYTES), "group", "that this rank is in")
+    for name in ("num_max_tokens_per_rank", "hidden", "num_topk", "num_allocated_qps", "sl_idx",
+                 "num_cpu_timeout_secs"):
+        for value in (-1, "8", None, True, 2.0):
+            _refused(lambda: make(group, BYTES, **{name: value}), name, repr(value))
+    for call in (lambda: make(group, BYTES, num_topk=33), lambda: make(group, None, 0, MAX, HIDDEN, 33),
+                 lambda: hint(group, MAX, HIDDEN, 33)):
+        _refused(call, "num_topk", "at most 32", "33")
+    for value in (0, -1, "8", None):
+        _refused(lambda: hint(group, value, HIDDEN), "num_max_tokens_per_rank", repr(value))
+        _refused(lambda: hint(group, MAX, value), "hidden", repr(value))
+        _refused(lambda: make.get_pp_buffer_size_hint(value, 1), "num_max_tensor_bytes")
+        _refused(lambda: make.get_pp_buffer_size_hint(1, value), "num_max_inflight_tensors")
+        _refused(lambda: make.get_engram_storage_size_hint(value, 1, 1), "num_entries")
+        _refused(lambda: make.get_agrs_buffer_size_hint(group, value), "num_max_session_bytes")
+    _refused(lambda: hint(group, MAX, HIDDEN, -1), "num_topk", "-1")
+    _refused(lambda: make.get_engram_storage_size_hint(1, 1, 1, "bf16"), "dtype", "bf16")
+    for shapes in ((1, -2), ((1,), "x"), 7, (1.5,)):
+        _refused(lambda: make.get_agrs_num_max_session_bytes(group, shapes, torch.int8), "shapes")
+
+
 def test_refusals(world: World) -> None:
     """[E] 2, 4, 5: wrong arguments raise before anything is sent, and the buffer still works."""
     group = dist.group.WORLD
@@ -519,6 +549,7 @@ def test_refusals(world: World) -> None:
     _refused(lambda: deep_ep.ElasticBuffer(group, num_bytes=0), "num_bytes")
     for nbytes, cpu_bytes in ((4 << 20, 6 << 20), (4 << 20, 1 << 20), (None, 2 << 20)):
         _refused(lambda: deep_ep.ElasticBuffer(group, nbytes, cpu_bytes, MAX, HIDDEN), "num_cpu_bytes")
+    refuse_arguments_of_the_constructor(group)
     with elastic(world, allow_multiple_reduction=False) as buffer:
         work = make_work(world, 2)
         handle = send(world, buffer, work)[3]

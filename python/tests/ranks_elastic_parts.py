@@ -324,7 +324,7 @@ def times_out(call: Callable[[], Any], *words: str) -> None:
 def test_meetings(world: World) -> None:
     """A rank that comes when the others have given up does not go on without them; then all meet. The deadline of a
     barrier is EPX_TIMEOUT_MS. Ranks whose stores are not one and the same, or can do nothing, do not meet."""
-    meeting = Meeting(epx.bootstrap.from_torch())
+    meeting = Meeting(epx.bootstrap.from_torch(), {})
     if world.rank != 1:
         times_out(lambda: meeting.wait("call", "limit", 0.2), "call: rank ", "1", " did not", "limit = 0.2")
     world.meet()

@@ -78,6 +78,41 @@ def test_signatures(world: World) -> None:
     check_signature(deep_ep.EventOverlap.current_stream_wait, "release_handle=False")
 
 
+def test_ranks_that_differ(world: World) -> None:
+    """[E] 2: arguments that are the same on all ranks, and are not: all ranks say which, and go on."""
+    odd = world.rank == world.nranks - 1
+    for name, most, last in (("num_max_tokens_per_rank", 16, 8), ("hidden", HIDDEN, 32), ("num_topk", 4, 3),
+                             ("allow_hybrid_mode", True, False), ("allow_multiple_reduction", True, False)):
+        try:
+            deep_ep.ElasticBuffer(dist.group.WORLD, BIG, **{name: last if odd else most})
+        except epx.MismatchError as error:
+            assert "%s: expected the same on all ranks, got %r on rank 0 and %r on rank %d" % (
+                name, most, last, world.nranks - 1) in str(error), error
+        else:
+            raise AssertionError("expected an error about " + name)
+    work = make_work(world, 2)
+    seconds = max(int(world.deadline(1000)) // 1000, 1)
+    with elastic(world, num_cpu_timeout_secs=seconds, num_gpu_timeout_secs=2 * seconds) as buffer:
+        expected = send(world, buffer, work)[0].clone()
+        try:  # all need a larger group, of different sizes
+            send(world, buffer, work, num_max_tokens_per_rank=100 + odd)
+            raise AssertionError("expected an error about max_tokens_per_rank")
+        except epx.MismatchError as error:
+            assert "max_tokens_per_rank = 101" in str(error) and "100" in str(error), error
+        assert same_bits(send(world, buffer, work)[0], expected)
+        world.meet()
+        try:  # one of them needs a larger group
+            send(world, buffer, work, num_max_tokens_per_rank=100 if odd else None)
+            raise AssertionError("expected an error about time")
+        except epx.TimeoutExpired as error:
+            assert "Dispatch CPU wait" in str(error), error
+            assert not odd or "num_max_tokens_per_rank = 100" in str(error) and "pass the same" in str(error), error
+        world.meet()
+        buffer.recover()
+        world.meet()
+        assert same_bits(send(world, buffer, work)[0], expected)
+
+
 def test_by_position(world: World) -> None:
     """[E] 2: all arguments of the constructor by position; [R] 8: EP_BUFFER_DEBUG."""
     with environment(EP_BUFFER_DEBUG="1"), contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -99,7 +99,7 @@ class Interrupts(unittest.TestCase):
 class Meetings(unittest.TestCase):
     def test_many_ranks_ask_the_store_seldom(self) -> None:
         """2000 ranks that wait for one, half an hour: all together a thousand times a second."""
-        meeting, store, clock = Meeting(epx.Bootstrap(0, 1, lambda data: [data])), mock.Mock(), mock.Mock()
+        meeting, store, clock = Meeting(epx.Bootstrap(0, 1, lambda data: [data]), {}), mock.Mock(), mock.Mock()
 
         def sleep(seconds):
             clock.monotonic.return_value += seconds
