@@ -5,6 +5,7 @@ DeepEP's checks raise AssertionError in Python and RuntimeError in C++. Programs
 RuntimeErrors, and the errors of this package are also AssertionErrors.
 """
 
+import math
 import operator
 from typing import Any, Optional, Sequence, Tuple
 
@@ -83,6 +84,18 @@ def at_most(name: str, value: Any, most: int) -> int:
     if positive(name, value) > most:
         raise wrong(name, "at most %d" % most, value)
     return operator.index(value)
+
+
+def rate(name: str, value: Any, may_be_0: bool = False) -> float:
+    """Checks for a rate: a finite number above 0, or 0 where that means one that is looked up."""
+    try:
+        number = float(value) if hasattr(value, "__float__") else math.nan
+    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
+        number = math.nan
+    if not (0 < number < math.inf or may_be_0 and number == 0):
+        raise wrong(name, "a number above 0%s" % (", or 0" if may_be_0 else ""), describe(value) if isinstance(
+            value, torch.Tensor) else repr(value))
+    return number
 
 
 def index(name: str, value: Any, end: int) -> int:

@@ -12,7 +12,7 @@ from ._checks import describe, refused, wrong
 from ._checks import dtype as check_dtype
 from ._elastic_engine import ElasticEngine
 from ._elastic_move import MOST_FANOUT, Mover, all_ranks, current_stream
-from ._elastic_sizes import Shapes, is_shape, shape_list, up
+from ._elastic_sizes import Shapes, shape_list, up
 from ._elastic_streams import comm_stream
 from ._memory import CudaHeap, Form, Heap
 
@@ -111,10 +111,10 @@ class Gathers:
     def inplace(self, shapes: Shapes, dtype: torch.dtype) -> Union[torch.Tensor, Tuple[torch.Tensor, ...]]:
         """This rank's place of the next all-gather."""
         self._need_session("agrs_get_inplace_tensor")
-        given = list(shapes) if hasattr(shapes, "__iter__") else shapes  # type: ignore[arg-type]
-        self._pending = self._make([(shape, check_dtype("dtype", dtype)) for shape in shape_list(given)])
+        given, one = shape_list(shapes)
+        self._pending = self._make([(shape, check_dtype("dtype", dtype)) for shape in given])
         places = tuple(place.mine(self._engine.rank) for place in self._pending)
-        return places[0] if is_shape(given) else places
+        return places[0] if one else places
 
     def _places(self, tensors: Sequence[torch.Tensor]) -> List[_Place]:
         pending, self._pending = self._pending, []

@@ -56,24 +56,19 @@ def pipeline_bytes(tensor_bytes: int, inflight: int) -> int:
     return up(up(tensor_bytes) * inflight * 4, ALIGNMENT)
 
 
-def is_shape(given: Sequence[Any]) -> bool:
-    """True for one shape, False for a sequence of shapes. Extents are integers of any kind."""
-    return all(hasattr(extent, "__index__") for extent in given)
-
-
-def shape_list(shapes: Shapes) -> List[Tuple[int, ...]]:
-    """One shape or a sequence of shapes, as a list."""
+def shape_list(shapes: Shapes) -> Tuple[List[Tuple[int, ...]], bool]:
+    """(the shapes as a list, whether it is one shape and no sequence of them). Extents are integers of any kind."""
     try:
         given: List[Any] = list(shapes)
-        return [tuple(positive("shapes", extent, 0) for extent in shape) for shape in (
-            [given] if is_shape(given) else given)]
+        one = all(hasattr(extent, "__index__") for extent in given)
+        return [tuple(positive("shapes", extent, 0) for extent in shape) for shape in ([given] if one else given)], one
     except TypeError:
         raise wrong("shapes", "a shape or a sequence of shapes", repr(shapes)) from None
 
 
 def gathered_bytes(shapes: Shapes, dtype: torch.dtype, ranks: int) -> int:
     """Bytes of the all-gathers of tensors of these shapes."""
-    return sum(up(ranks * math.prod(shape) * dtype.itemsize) for shape in shape_list(shapes))
+    return sum(up(ranks * math.prod(shape) * dtype.itemsize) for shape in shape_list(shapes)[0])
 
 
 def _reached(experts: int, topk: int, groups: int) -> float:

@@ -3,7 +3,6 @@
 
 import atexit
 import contextlib
-import operator
 import os
 import warnings
 import weakref
@@ -35,6 +34,7 @@ __all__ = ["ElasticBuffer", "EPHandle", "get_logical_domain_size", "get_physical
 
 _Tokens = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 _living: "weakref.WeakSet[ElasticBuffer]" = weakref.WeakSet()
+_MOST_SMS = 2**31 - 1  # of EPX's argument: at most so many are used
 _WHOLE_GPU_SMS = 132  # where there is no GPU to ask
 _CPU_NVLINK_GBS = 430.0
 
@@ -221,12 +221,13 @@ class ElasticBuffer:
                                 nvlink_gbs: float = 0, sm_read_gbs: float = 200, sm_write_gbs: float = 50) -> int:
         """SMs that keep up with the network by DeepEP's model: an even number, at least 4. EPX's own number of SMs is
         that of EPX_NUM_AGENTS; calls that are given num_sms take no more."""
-        if num_scaleout_topk != 0:
+        if checks.positive("num_scaleout_topk", num_scaleout_topk, 0):
             raise wrong("num_scaleout_topk", "0", num_scaleout_topk)
         checks.positive("num_experts", num_experts, self.num_ranks)
         if checks.positive("num_topk", num_topk) > num_experts:
             raise wrong("num_topk", "at most num_experts = %d" % num_experts, num_topk)
-        given = (rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs)
+        given = (checks.rate("rdma_gbs", rdma_gbs, True), checks.rate("nvlink_gbs", nvlink_gbs, True),
+                 checks.rate("sm_read_gbs", sm_read_gbs), checks.rate("sm_write_gbs", sm_write_gbs))
         key = (num_experts, num_topk, given)
         if key not in self._num_sms:
             self._num_sms[key] = self._theoretical_sms(num_experts, num_topk, given)
@@ -264,7 +265,7 @@ class ElasticBuffer:
 
     def _check_resources(self, num_sms: int, num_qps: int) -> int:
         """The number of SMs."""
-        num_sms = checks.positive("num_sms", num_sms, 0)
+        num_sms = min(checks.positive("num_sms", num_sms, 0), _MOST_SMS)
         self._check_qps(num_qps)
         check_torch_deterministic()
         return num_sms
@@ -432,11 +433,12 @@ def _checked_bytes(num_bytes: Any, num_cpu_bytes: int, tokens: int, hidden: int)
         if num_cpu_bytes:
             raise wrong("num_cpu_bytes", "num_bytes with it", "None")
         return None
-    if not hasattr(num_bytes, "__index__") or num_bytes <= 0 or num_bytes % sizes.ALIGNMENT:
-        raise wrong("num_bytes", "a positive multiple of %d" % sizes.ALIGNMENT, repr(num_bytes))
+    num_bytes = checks.positive("num_bytes", num_bytes)
+    if num_bytes % sizes.ALIGNMENT:
+        raise wrong("num_bytes", "a positive multiple of %d" % sizes.ALIGNMENT, num_bytes)
     if num_cpu_bytes % sizes.ALIGNMENT or num_cpu_bytes > num_bytes:
         raise wrong("num_cpu_bytes", "a multiple of %d, at most num_bytes" % sizes.ALIGNMENT, num_cpu_bytes)
-    return operator.index(num_bytes)
+    return num_bytes
 
 
 def _check_cached(handle: Any, topk_idx: Any, stats: Any, num_experts: Any, tokens: Any, alignment: Any,
@@ -449,7 +451,7 @@ def _check_cached(handle: Any, topk_idx: Any, stats: Any, num_experts: Any, toke
     for name, value in (("num_experts", num_experts), ("num_max_tokens_per_rank", tokens),
                         ("expert_alignment", alignment)):
         expected = getattr(handle, name, value)
-        if value is not None and value != expected:
+        if value is not None and checks.positive(name, value, 0) != expected:
             raise wrong(name, "None or the handle's %r" % expected, repr(value))
 
 

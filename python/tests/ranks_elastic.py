@@ -563,6 +563,11 @@ def test_refusals(world: World) -> None:
         for name in ("expert_alignment", "num_max_tokens_per_rank"):
             _refused(lambda: send(world, buffer, work, **{name: 0}), name)
             _refused(lambda: send(world, buffer, work, **{name: (1 << 32) + 64}), name, "at most 1048576")
+        _refused(lambda: send(world, buffer, work, num_experts=world.nranks << 32), "num_experts", "at most 1048576")
+        send(world, buffer, work, num_sms=1 << 40)  # more than there are
+        for name in ("sm_read_gbs", "sm_write_gbs", "nvlink_gbs"):
+            for value in ("x", -1, float("nan"), torch.zeros(2)) + ((0,) if name != "nvlink_gbs" else ()):
+                _refused(lambda: buffer.get_theoretical_num_sms(8, 2, **{name: value}), name, "a number above 0")
         _refused(lambda: send(world, buffer, work, num_qps=buffer.num_allocated_qps + 1), "num_qps")
         _refused(lambda: buffer.dispatch(x, topk_idx=idx, handle=handle), "topk_idx")
         _refused(lambda: buffer.dispatch(x, handle=handle, do_cpu_sync=True), "do_cpu_sync")
