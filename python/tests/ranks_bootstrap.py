@@ -128,17 +128,27 @@ def test_ctrl_c_in_torch(world: World) -> None:
     boot = epx.bootstrap.from_torch()
     parts = [b"%d" % rank for rank in range(world.nranks)]
     assert boot.allgather(parts[world.rank]) == parts
+    store, gather = dist.PrefixStore("test_ctrl_c_in_torch", c10d._get_default_store()), dist.all_gather_object
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        store.set("came", "1")
+    timer = threading.Timer(0.1, interrupt)
+
+    def interrupted(*arguments: Any) -> None:
+        if timer.ident is None:
+            timer.start()
+        gather(*arguments)
     if world.rank:
-        time.sleep(0.3)
+        store.wait(["came"])
         assert boot.allgather(parts[world.rank]) == parts
     else:
-        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        try:
-            boot.allgather(parts[0])
-            raise AssertionError("expected KeyboardInterrupt")
-        except KeyboardInterrupt:
-            pass
+        with mock.patch.object(dist, "all_gather_object", interrupted):
+            try:
+                boot.allgather(parts[0])
+                raise AssertionError("expected KeyboardInterrupt")
+            except KeyboardInterrupt:
+                pass
         timer.join()
     world.meet()
     try:

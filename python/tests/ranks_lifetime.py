@@ -378,16 +378,20 @@ def test_fork(world: World) -> None:
 
 
 @contextlib.contextmanager
-def interrupted() -> Iterator[None]:
-    """Ctrl-C comes 0.3 s later, and ends what is done within a second."""
-    begin = time.monotonic()
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+def interrupted(second: float) -> Iterator[None]:
+    """Ctrl-C comes after 0.3 seconds, and ends what is done within one. They are longer on a busy machine."""
+    came: List[float] = []
+
+    def interrupt() -> None:
+        came.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+    timer = threading.Timer(0.3 * second, interrupt)
     timer.start()
     try:
         yield
         raise AssertionError("the wait was not interrupted")
     except KeyboardInterrupt:
-        assert 0.2 < time.monotonic() - begin < 1.3, time.monotonic() - begin
+        assert time.monotonic() - came[0] < second, time.monotonic() - came[0]
     timer.join()
 
 
@@ -399,16 +403,18 @@ def test_interrupt(world: World) -> None:
     work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=13)
     exchange(world, buffer, work)
     dispatch_low(world, buffer, work, 8, use_fp8=False)
+    second = int(world.deadline(1000)) / 1000
     world.meet()
     late = world.nranks - 1
-    if world.rank == late:
-        time.sleep(1.5)
-        got = dispatch_low(world, buffer, work, 8, use_fp8=False)
-        check_received(buffer, work, 8, *got)
-    elif world.rank == 0:
-        with interrupted():
-            dispatch_low(world, buffer, work, 8, use_fp8=False)
+    if world.rank == 0 != late:
+        try:
+            with interrupted(second):
+                dispatch_low(world, buffer, work, 8, use_fp8=False)
+        finally:
+            dist.send(torch.zeros(1), late)
     else:
+        if world.rank == late != 0:
+            dist.recv(torch.zeros(1), 0)  # rank 0 has not waited for this one
         got = dispatch_low(world, buffer, work, 8, use_fp8=False)
         check_received(buffer, work, 8, *got)
     world.meet()
@@ -419,13 +425,14 @@ def test_interrupt(world: World) -> None:
 def test_interrupt_while_counts_are_exchanged(world: World) -> None:
     """The same where a high-throughput dispatch waits for the counts of a rank that is late."""
     world.only("cpu")
-    with environment(EPX_TIMEOUT_MS=world.deadline(1500)):
+    deadline = world.deadline(1500)
+    with environment(EPX_TIMEOUT_MS=deadline):
         buffer = new_buffer()
         work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=14)
         exchange(world, buffer, work)
     world.meet()
     if world.rank == 0:
-        with interrupted():
+        with interrupted(int(deadline) / 1500):
             dispatch(world, buffer, work)
     world.meet()
     # Rank 0 has told its counts and gave up on the rows: so does everybody. All of them recover.

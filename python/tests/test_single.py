@@ -15,6 +15,7 @@ import weakref
 from unittest import mock
 
 import numpy
+import slow
 import torch
 
 import epx
@@ -314,7 +315,7 @@ except KeyboardInterrupt:
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.stdout.readline(), "interrupted\n")
-        self.assertLess(time.monotonic() - begin, 1.0)
+        self.assertLess(time.monotonic() - begin, slow.factor())  # a second, or more on a busy machine
         process.kill()
         finish(process)
 
