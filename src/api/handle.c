@@ -208,12 +208,8 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
 }
 
 /* A handle whose receive count may be asked for. */
-static epx_status counted_handle_check(struct api_call *api, const epx_handle *handle, const char *call)
+static epx_status check_counted(const epx_handle *handle, const char *call)
 {
-    epx_status status = api_enter(api, REGISTRY_HANDLE, handle, call);
-
-    if (status != EPX_OK)
-        return status;
     if (handle->config.mode != EPX_HIGH_THROUGHPUT)
         return fail(EPX_ERR_USAGE, "%s: expected a high-throughput handle", call);
     if (!handle_has_tokens(handle))
@@ -225,18 +221,26 @@ epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us)
 {
     static const char call[] = "epx_handle_recv_poll";
     API_WAIT;
-    epx_status status = counted_handle_check(&api_call, handle, call);
+    epx_status status = handle_check(handle, call);
 
+    if (status == EPX_OK)
+        status = check_counted(handle, call);
     return status == EPX_OK ? handle_poll_update(handle, call, max_us) : status;
 }
 
 /* A handle that was never updated may be over memory with a routing. */
 static int is_over_memory(const epx_handle *handle)
 {
-    return handle->config.mode == EPX_HIGH_THROUGHPUT && handle->config.memory && !handle->updates;
+    return handle->config.mode == EPX_HIGH_THROUGHPUT && handle->config.memory && !handle_updates(handle);
 }
 
-static epx_status count_in_memory(epx_handle *handle, const char *call, int64_t *rows, const int64_t *expert_counts)
+struct counts {
+    int64_t rows, tokens;
+    int fits;
+};
+
+static epx_status count_in_memory(epx_handle *handle, const char *call, struct counts *counts,
+                                  const int64_t *expert_counts)
 {
     struct handle_state state;
     epx_status status = handle_state_read(handle, call, &state);
@@ -245,14 +249,9 @@ static epx_status count_in_memory(epx_handle *handle, const char *call, int64_t 
         return status;
     if (state.key != handle_key(handle) || expert_counts)
         return fail(EPX_ERR_USAGE, "%s: expected a handle that was updated (epx_handle_update)", call);
-    *rows = state.recv_rows;
+    *counts = (struct counts){.rows = state.recv_rows, .tokens = state.tokens, .fits = !state.unexpected};
     return EPX_OK;
 }
-
-struct counts {
-    int64_t rows, tokens;
-    int fits;
-};
 
 /* Of one update, also where another thread queues the next, or recovers the group and does. */
 static epx_status read_counts(epx_handle *handle, const char *call, struct counts *counts, int64_t *expert_counts)
@@ -274,22 +273,29 @@ static epx_status read_counts(epx_handle *handle, const char *call, struct count
     return EPX_OK;
 }
 
+/* Enters the handle's group. */
+static epx_status take_counts(struct api_call *api, epx_handle *handle, const char *call, struct counts *counts,
+                              int64_t *expert_counts)
+{
+    epx_status status = api_enter(api, REGISTRY_HANDLE, handle, call);
+
+    if (status == EPX_OK && is_over_memory(handle)) {
+        status = api_issue(api, call); /* it waits for the streams of others */
+        return status == EPX_OK ? count_in_memory(handle, call, counts, expert_counts) : status;
+    }
+    if (status == EPX_OK)
+        status = check_counted(handle, call);
+    return status == EPX_OK ? read_counts(handle, call, counts, expert_counts) : status;
+}
+
 epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts)
 {
     static const char call[] = "epx_handle_recv_count";
-    struct counts counts;
+    struct counts counts = {0};
     API_WAIT;
     epx_status status = handle && !rows ? fail(EPX_ERR_ARGUMENT, "%s: rows: expected a pointer, got NULL", call)
-                                        : handle_check(handle, call);
+                                        : take_counts(&api_call, handle, call, &counts, expert_counts);
 
-    if (status == EPX_OK && is_over_memory(handle)) {
-        status = api_issue(&api_call, call); /* it waits for the streams of others */
-        return status == EPX_OK ? count_in_memory(handle, call, rows, expert_counts) : status;
-    }
-    if (status == EPX_OK)
-        status = counted_handle_check(&api_call, handle, call);
-    if (status == EPX_OK)
-        status = read_counts(handle, call, &counts, expert_counts);
     if (status == EPX_OK)
         *rows = counts.rows;
     return status;
@@ -298,13 +304,11 @@ epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *exp
 epx_status epx_handle_recv_fits(epx_handle *handle, int *fits)
 {
     static const char call[] = "epx_handle_recv_fits";
-    struct counts counts;
+    struct counts counts = {0};
     API_WAIT;
     epx_status status = handle && !fits ? fail(EPX_ERR_ARGUMENT, "%s: fits: expected a pointer, got NULL", call)
-                                        : counted_handle_check(&api_call, handle, call);
+                                        : take_counts(&api_call, handle, call, &counts, NULL);
 
-    if (status == EPX_OK)
-        status = read_counts(handle, call, &counts, NULL);
     if (status == EPX_OK)
         *fits = counts.fits;
     return status;
@@ -313,13 +317,11 @@ epx_status epx_handle_recv_fits(epx_handle *handle, int *fits)
 epx_status epx_handle_recv_tokens(epx_handle *handle, int64_t *tokens)
 {
     static const char call[] = "epx_handle_recv_tokens";
-    struct counts counts;
+    struct counts counts = {0};
     API_WAIT;
     epx_status status = handle && !tokens ? fail(EPX_ERR_ARGUMENT, "%s: tokens: expected a pointer, got NULL", call)
-                                          : counted_handle_check(&api_call, handle, call);
+                                          : take_counts(&api_call, handle, call, &counts, NULL);
 
-    if (status == EPX_OK)
-        status = read_counts(handle, call, &counts, NULL);
     if (status == EPX_OK)
         *tokens = counts.tokens;
     return status;

@@ -223,5 +223,46 @@ static void test_long_scales_beside_received_tokens(void **state)
     assert_int_equal(fixture_run(RANKS, &config, long_scales, NULL), 0);
 }
 
-UNIT_TESTS(test_in_a_node, test_between_nodes, test_queued, test_windows_that_nobody_expects,
-           test_long_scales_beside_received_tokens)
+/* ---- A handle over memory that has a routing --------------------------------------------------------------------- */
+
+static int counts_are(struct fixture *s, epx_handle *copy, const char *when)
+{
+    int64_t rows = -1, tokens = -1;
+    int fits = -1;
+
+    if (epx_handle_recv_count(copy, &rows, NULL) != EPX_OK || epx_handle_recv_tokens(copy, &tokens) != EPX_OK ||
+        epx_handle_recv_fits(copy, &fits) != EPX_OK)
+        return fixture_fail(s, when);
+    return rows == FIXTURE_TOKENS && tokens == FIXTURE_TOKENS && fits == 1 ? 0 : fixture_fail(s, "other counts");
+}
+
+static int counts_over_memory(struct fixture *s)
+{
+    static char tables[1 << 20] __attribute__((aligned(16)));
+    epx_handle_config config = fixture_handle_config(EPX_HIGH_THROUGHPUT, EPX_FLAT, FIXTURE_TOPK);
+    epx_handle *first = NULL, *copy = NULL;
+    epx_dispatch_inputs in = s->in;
+
+    config.memory = tables;
+    config.memory_bytes = sizeof(tables);
+    in.topk_weights = &s->weights;
+    fixture_refill(s);
+    if (epx_handle_create(&first, s->group, &config) != EPX_OK ||
+        epx_handle_create(&copy, s->group, &config) != EPX_OK ||
+        fixture_sync(s, epx_handle_update(first, &s->idx, NULL, NULL)) != EPX_OK)
+        return fixture_fail(s, "two handles over one memory");
+    if (counts_are(s, copy, "before a dispatch"))
+        return -1;
+    if (fixture_sync(s, epx_dispatch(copy, &in, &s->ht_out, NULL, NULL, NULL)) != EPX_OK)
+        return fixture_fail(s, "a dispatch");
+    return counts_are(s, copy, "after a dispatch") || fixture_check_ht_dispatch(s) ? -1 : 0;
+}
+
+static void all_counts_are_those_in_the_memory(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, counts_over_memory, NULL), 0);
+}
+
+UNIT_TESTS(all_counts_are_those_in_the_memory, test_in_a_node, test_between_nodes, test_queued,
+           test_windows_that_nobody_expects, test_long_scales_beside_received_tokens)
