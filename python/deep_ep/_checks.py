@@ -13,7 +13,9 @@ import torch
 from epx import ArgumentError, Status, UsageError
 
 
-MAX_TOPK = 32  # EPX's limit
+MAX_TOPK = 32  # EPX's limits
+MOST = 1 << 20  # experts, tokens of a rank, rows of an alignment
+MOST_RANKS = 4096
 
 
 class InputError(ArgumentError, AssertionError):

@@ -17,7 +17,6 @@ from ._routing import attach
 from ._streams import queueing
 
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
-_MOST = 1 << 20  # experts, tokens of a rank, rows of an alignment: EPX's limits
 _PAYLOADS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -112,15 +111,15 @@ def routed(engine: ElasticEngine, request: Request, topk_idx: Any, stats: Any, n
     idx = checks.tensor("topk_idx", topk_idx, _INDICES, (request.count, None), request.device)
     if not 1 <= idx.shape[1] <= checks.MAX_TOPK:
         raise wrong("topk_idx", "1 to %d experts per token" % checks.MAX_TOPK, idx.shape[1])
-    num_experts = checks.at_most("num_experts", num_experts, _MOST)
+    num_experts = checks.at_most("num_experts", num_experts, checks.MOST)
     if num_experts % engine.nranks:
         raise wrong("num_experts", "a multiple of the %d ranks" % engine.nranks, num_experts)
-    max_tokens = checks.at_most("num_max_tokens_per_rank", max_tokens, _MOST)
+    max_tokens = checks.at_most("num_max_tokens_per_rank", max_tokens, checks.MOST)
     if request.count > max_tokens:
         raise wrong("x", "at most num_max_tokens_per_rank = %d tokens" % max_tokens, request.count)
     checks.optional("cumulative_local_expert_recv_stats", stats, (torch.int32,), (num_experts // engine.nranks,),
                     request.device)
-    alignment = checks.at_most("expert_alignment", 1 if alignment is None else alignment, _MOST)
+    alignment = checks.at_most("expert_alignment", 1 if alignment is None else alignment, checks.MOST)
     return Routed(idx, stats, num_experts, max_tokens, alignment, cpu_sync is None or bool(cpu_sync), bool(copy))
 
 

@@ -67,5 +67,6 @@ def routing_of(handle: Any) -> ElasticRouting:
     """The routing of a handle."""
     routing = getattr(getattr(handle, "recv_src_metadata", None), ATTRIBUTE, None)
     if not isinstance(handle, EPHandle) or not isinstance(routing, ElasticRouting):
-        raise wrong("handle", "an EPHandle that ElasticBuffer.dispatch returned", type(handle).__name__)
+        raise wrong("handle", "an EPHandle that ElasticBuffer.dispatch returned", "one without its routing: it was "
+                    "pickled, or made of other tensors" if isinstance(handle, EPHandle) else type(handle).__name__)
     return routing

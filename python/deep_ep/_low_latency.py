@@ -75,11 +75,11 @@ def _version(tensor: torch.Tensor) -> Optional[int]:
 
 
 def _look(tensor: Any) -> Any:
-    """The properties of a tensor that are checked, or None if it is not a tensor."""
+    """The properties of a tensor that are checked. What is no tensor has a look that no checked argument has."""
     try:
         return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
     except AttributeError:
-        return None
+        return "no tensor"
 
 
 def _check_dispatch(engine: Engine, x: Any, topk_idx: Any, max_tokens: int, num_experts: int, stats: Any,
@@ -87,8 +87,8 @@ def _check_dispatch(engine: Engine, x: Any, topk_idx: Any, max_tokens: int, num_
     """(max_tokens, num_experts), as Python's integers."""
     checks.tensor("x", x, (torch.bfloat16,), (None, None))
     device = checks.device_of("x", x)
-    max_tokens = checks.positive("num_max_dispatch_tokens_per_rank", max_tokens)
-    num_experts = checks.positive("num_experts", num_experts)
+    max_tokens = checks.at_most("num_max_dispatch_tokens_per_rank", max_tokens, checks.MOST)
+    num_experts = checks.at_most("num_experts", num_experts, checks.MOST)
     if x.shape[0] > max_tokens:
         raise wrong("x", "at most num_max_dispatch_tokens_per_rank = %d tokens" % max_tokens, x.shape[0])
     checks.row_bytes("x", x)
@@ -135,7 +135,10 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     """
     look = _look(x)
     key = (look, _look(topk_idx), max_tokens, num_experts, cast, staged)
-    plan = engine.plans.get(key)
+    try:
+        plan = engine.plans.get(key)
+    except TypeError:  # a list, say
+        plan = None
     if plan is None or stats is not None or wait is not None or global_scale is not None:
         max_tokens, num_experts = _check_dispatch(engine, x, topk_idx, max_tokens, num_experts, stats, wait)
         _check_nvfp4(x, cast, global_scale)

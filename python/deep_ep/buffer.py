@@ -169,7 +169,10 @@ class Buffer:
         """The bytes that low latency uses on each rank, for `num_rdma_bytes`. A low-latency buffer with exactly this
         value creates its low-latency group at once, for these sizes. With another value it creates the group in the
         first dispatch."""
-        return low_latency_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+        return low_latency_hint(
+            checks.at_most("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, checks.MOST),
+            checks.at_most("hidden", hidden, checks.MOST), checks.at_most("num_ranks", num_ranks, checks.MOST_RANKS),
+            checks.at_most("num_experts", num_experts, checks.MOST))
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:

@@ -33,13 +33,13 @@ class Config:
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes for `num_nvl_bytes`: the rows that a rank receives if every rank sends it 4096 tokens."""
-        return num_ranks * _HINT_TOKENS * _aligned(hidden_bytes)
+        return positive("num_ranks", num_ranks) * _HINT_TOKENS * _aligned(hidden_bytes)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes for `num_rdma_bytes`: the rows in flight between nodes of eight ranks; 0 inside a node."""
-        others = (num_ranks + _RANKS_PER_NODE - 1) // _RANKS_PER_NODE - 1
+        others = (positive("num_ranks", num_ranks) + _RANKS_PER_NODE - 1) // _RANKS_PER_NODE - 1
         return 2 * others * _HINT_TOKENS * _aligned(hidden_bytes)
 
 
 def _aligned(hidden_bytes: int) -> int:
-    return (hidden_bytes + 127) // 128 * 128
+    return (positive("hidden_bytes", hidden_bytes) + 127) // 128 * 128

@@ -2,6 +2,7 @@
 """ElasticBuffer against a plain reference: dispatch with and without expansion, handles, combine's order."""
 
 import contextlib
+import pickle
 from typing import Any, Dict, Iterator, Tuple
 
 import deep_ep
@@ -570,6 +571,7 @@ def test_refusals(world: World) -> None:
                 _refused(lambda: buffer.get_theoretical_num_sms(8, 2, **{name: value}), name, "a number above 0")
         _refused(lambda: send(world, buffer, work, num_qps=buffer.num_allocated_qps + 1), "num_qps")
         _refused(lambda: buffer.dispatch(x, topk_idx=idx, handle=handle), "topk_idx")
+        _refused(lambda: buffer.combine(x, pickle.loads(pickle.dumps(handle))), "handle", "pickled")
         _refused(lambda: buffer.dispatch(x, handle=handle, do_cpu_sync=True), "do_cpu_sync")
         _refused(lambda: buffer.dispatch(x, handle=handle, do_expand=True), "do_expand")
         for other in (dict(expert_alignment=2), dict(num_experts=2 * work.experts),

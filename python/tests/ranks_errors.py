@@ -165,6 +165,8 @@ def test_low_latency(world: World) -> None:
         (lambda: dispatch(x, idx, 8, work.experts, dispatch_wait_recv_cost_stats=fifteen),
          "dispatch_wait_recv_cost_stats|shape"),
         (lambda: combine(recv, idx, weights, (1,)), "handle|low-latency|1 fields"),
+        (lambda: dispatch(x, idx, [], work.experts), "num_max_dispatch_tokens_per_rank|at least 1"),
+        (lambda: dispatch(x, idx, 8, work.experts << 32), "num_experts|at most 1048576"),
         (lambda: combine(recv[:1, :3], idx, weights, handle), "x|shape"),
         (lambda: combine(recv.float(), idx, weights, handle), "x|bfloat16"),
         (lambda: combine(recv, idx, weights.double(), handle), "topk_weights|float32"),
@@ -225,6 +227,30 @@ def test_absent_rank(world: World) -> None:
                 assert error.status != epx.Status.TIMEOUT or "rank %d" % late in error.message, error
         world.meet()
         buffer.destroy()
+
+
+def test_what_was_taken_for_a_tensor(world: World) -> None:
+    """What is no tensor, in the place of one that was checked in an earlier call with the same plan."""
+    buffer = world.buffer()
+    work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=3, uneven=False)
+    x, idx, weights = (world.to(part[world.rank]) for part in (work.x, work.idx, work.weights))
+    recv, _counts, handle, _event, _hook = buffer.low_latency_dispatch(x, idx, 8, work.experts, use_fp8=False)
+    expected = buffer.low_latency_combine(recv, idx, weights, handle)[0].clone()
+    refused([
+        (lambda: buffer.low_latency_combine(recv, idx, weights, handle, out="x"), "out|tensor|str"),
+        (lambda: buffer.low_latency_combine(recv, "x", weights, handle), "topk_idx|tensor|str"),
+        (lambda: buffer.low_latency_combine(recv, None, weights, handle), "topk_idx|tensor|NoneType")])
+    assert torch.equal(buffer.low_latency_combine(recv, idx, weights, handle)[0], expected)
+
+
+def test_hints(world: World) -> None:
+    hint, config = deep_ep.Buffer.get_low_latency_rdma_size_hint, deep_ep.Config()
+    good = (8, 128, 4, 16)
+    assert hint(*good) > 0
+    for i, name in enumerate(("num_max_dispatch_tokens_per_rank", "hidden", "num_ranks", "num_experts")):
+        refused([(lambda: hint(*good[:i], bad, *good[i + 1:]), name) for bad in (0, -1, "8", None, 2.0, 1 << 40)])
+    for call in (config.get_nvl_buffer_size_hint, config.get_rdma_buffer_size_hint):
+        refused([(lambda: call("x", 8), "hidden_bytes|'x'"), (lambda: call(64, 0), "num_ranks|0")])
 
 
 def test_integers_of_numpy(world: World) -> None:
