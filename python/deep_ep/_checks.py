@@ -40,6 +40,8 @@ def describe(value: Any) -> str:
     """What was given, for a message."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
+    if value.layout is not torch.strided:
+        return "%s %s with layout %s" % (value.dtype, list(value.shape), value.layout)
     return "%s %s with strides %s on %s" % (value.dtype, list(value.shape), value.stride(), value.device)
 
 
@@ -64,6 +66,13 @@ def tensor(name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence
     return value
 
 
+def dense(name: str, value: Any, dims: Optional[int] = None) -> torch.Tensor:
+    """Checks for a tensor of any dtype that is not sparse, with so many dimensions."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or dims not in (None, value.dim()):
+        raise wrong(name, "a tensor%s" % (" of %d dimensions" % dims if dims else ""), describe(value))
+    return value
+
+
 def optional(name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[Optional[int]],
              device: Optional[torch.device] = None) -> Optional[torch.Tensor]:
     """Checks for None or a tensor, as tensor() does."""
@@ -81,9 +90,9 @@ def positive(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
-def at_most(name: str, value: Any, most: int) -> int:
-    """Checks for an integer of any kind from 1 to `most`."""
-    if positive(name, value) > most:
+def at_most(name: str, value: Any, most: int, least: int = 1) -> int:
+    """Checks for an integer of any kind from `least` to `most`."""
+    if positive(name, value, least) > most:
         raise wrong(name, "at most %d" % most, value)
     return operator.index(value)
 

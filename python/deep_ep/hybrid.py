@@ -48,7 +48,7 @@ def _weights(probs: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor]
     if probs is not None:
         _check_probs(probs, topk_idx.shape[0], experts)
         return _weights_of(probs.float(), topk_idx.long())
-    return None if topk_weights is None else topk_weights.float().contiguous()
+    return None if topk_weights is None else checks.dense("topk_weights", topk_weights, 2).float().contiguous()
 
 
 def _check_probs(probs: Any, rows: int, columns: int) -> None:
@@ -65,8 +65,7 @@ def probs_of_weights(weights: torch.Tensor, topk_idx: torch.Tensor, experts: int
 
 def _rows(hidden: Any, scaling_factor: Optional[torch.Tensor]) -> Any:
     """What ElasticBuffer takes."""
-    if not isinstance(hidden, torch.Tensor):
-        raise wrong("hidden", "a tensor [tokens, hidden_dim]", type(hidden).__name__)
+    checks.dense("hidden", hidden, 2)
     return hidden.contiguous() if scaling_factor is None else (hidden.contiguous(), scaling_factor)
 
 
@@ -109,19 +108,23 @@ class HybridEPBuffer:
                  use_mnnvl: Optional[bool] = None) -> None:
         """num_sms_dispatch_api and num_sms_combine_api limit the SMs of a call; the sizes are hints for memory.
         use_mnnvl is what allow_mnnvl is for Buffer. The other arguments are accepted without effect."""
-        checks.positive("hidden_dim", hidden_dim)
-        checks.positive("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank, 0)
-        checks.positive("num_local_experts", num_local_experts)
+        group = checks.process_group(group)
+        hidden_dim = checks.at_most("hidden_dim", hidden_dim, checks.MOST)
+        num_local_experts = checks.at_most("num_local_experts", num_local_experts, checks.MOST)
+        max_num_of_tokens_per_rank = checks.at_most("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank,
+                                                    checks.MOST, 0)
         self.group, self.rank, self.group_size = group, group.rank(), group.size()
         self.hidden_dim, self.num_local_experts, self.use_fp8 = hidden_dim, num_local_experts, use_fp8
-        self._sms = num_sms_dispatch_api or 0, num_sms_combine_api or 0
+        self._sms = (checks.positive("num_sms_dispatch_api", num_sms_dispatch_api or 0, 0),
+                     checks.positive("num_sms_combine_api", num_sms_combine_api or 0, 0))
         experts = num_local_experts * self.group_size
+        # Ranks may give different numbers of tokens: the largest counts for all.
+        given = [struct.unpack("q", part)[0] for part in epx.bootstrap.from_torch(group).allgather(
+            struct.pack("q", max_num_of_tokens_per_rank))]
         self._elastic = (_OverFabric if use_mnnvl else ElasticBuffer)(
-            group, num_max_tokens_per_rank=max(max_num_of_tokens_per_rank, 1), hidden=hidden_dim,
+            group, num_max_tokens_per_rank=max(1, *given), hidden=hidden_dim,
             num_topk=min(experts, _MOST_TOPK), num_cpu_timeout_secs=_LATEST_S)
         engine = self._elastic._open()
-        given = [struct.unpack("q", part)[0]
-                 for part in engine.bootstrap.allgather(struct.pack("q", max_num_of_tokens_per_rank))]
         # Ranks may have any number of tokens up to this one, in any call.
         self.max_num_of_tokens_per_rank = max(engine.settings.max_tokens, *given)
         self.num_of_nodes = self._elastic.num_rdma_ranks
@@ -171,7 +174,7 @@ class HybridEPBuffer:
     def _slots(self, hidden: torch.Tensor, given: Any, waits: bool) -> int:
         """The tokens that any rank may have in this call: DeepEP's num_of_tokens_per_rank, the same on all ranks."""
         count = hidden.shape[0]
-        if given is not None and checks.positive("num_of_tokens_per_rank", given, 0) < count:
+        if given is not None and checks.at_most("num_of_tokens_per_rank", given, checks.MOST, 0) < count:
             raise wrong("num_of_tokens_per_rank", "at least the %d tokens of this rank" % count, given)
         if given is not None and given > self.max_num_of_tokens_per_rank:
             self.max_num_of_tokens_per_rank = given
@@ -214,7 +217,7 @@ class HybridEPBuffer:
         slots = self._slots(hidden, num_of_tokens_per_rank, not non_blocking)
         idx, weights, experts = self._routing(hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts,
                                               non_blocking)
-        alignment = max(pad_multiple or 1, 1)
+        alignment = checks.positive("pad_multiple", pad_multiple or 1)
         # EPX drops rows beyond a number that is at least 1.
         (data, scales), row_probs, _idx, elastic = self._dispatch(
             x, idx, weights, experts, alignment, None if count is None else max(count, 1), not non_blocking, True)
@@ -334,8 +337,8 @@ class HybridEPBuffer:
 
     def _combine(self, hidden: torch.Tensor, routing: Routing,
                  weights: Optional[torch.Tensor]) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        combined, back, _event = self._elastic.combine(hidden.contiguous(), routing.elastic, weights,
-                                                       num_sms=self._sms[1])
+        rows = checks.dense("hidden", hidden, 2).contiguous()
+        combined, back, _event = self._elastic.combine(rows, routing.elastic, weights, num_sms=self._sms[1])
         return combined, None if back is None else probs_of_weights(back, routing.topk_idx, routing.num_experts)
 
     def combine_with_unpermute(self, *, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None,
@@ -347,8 +350,9 @@ class HybridEPBuffer:
         self._unused(fuse_unpermute_combine=(bool(fuse_unpermute_combine), False),
                      num_dispatched_tokens=(num_dispatched_tokens is not None, False))
         routing = routing_of(handle, True)
-        weights = None if probs is None else probs.reshape(-1).float().contiguous()
+        weights = None if probs is None else checks.dense("probs", probs).reshape(-1).float().contiguous()
         if routing.limit == 0:  # the dispatch had one row, which it did not return
+            checks.dense("hidden", hidden, 2)
             hidden = torch.cat([hidden, hidden.new_zeros(1, hidden.shape[1])])
             weights = None if weights is None else torch.cat([weights, weights.new_zeros(1)])
         return self._combine(hidden, routing, weights)

@@ -170,10 +170,44 @@ def test_hybrid_errors(world: World) -> None:
             ("topk_idx", lambda: buffer.dispatch(x, topk_idx=world.to(torch.zeros(1, 1).long()), num_of_experts=8,
                                                  probs=world.to(torch.ones(2, 8)))),
             ("hidden: expected a tensor", lambda: buffer.dispatch_with_permute(hidden=None)),
+            ("hidden: expected a tensor", lambda: buffer.dispatch(x[0])),
+            ("hidden: expected a tensor of 2 dimensions, got torch.bfloat16 [2, 128] with layout torch.sparse_coo",
+             lambda: buffer.dispatch(x.to_sparse())),
+            ("topk_weights", lambda: buffer.dispatch(x, topk_idx=world.to(torch.zeros(2, 1).long()), num_of_experts=8,
+                                                     topk_weights=[1, 1])),
+            ("pad_multiple", lambda: buffer.dispatch_with_permute(
+                hidden=x, topk_idx=world.to(torch.zeros(2, 1).long()), num_of_experts=8, pad_multiple="x")),
+            ("num_of_tokens_per_rank: expected at most 1048576", lambda: buffer.dispatch_with_permute(
+                hidden=x, topk_idx=world.to(torch.zeros(2, 1).long()), num_of_experts=8,
+                num_of_tokens_per_rank=1 << 40)),
+            ("group", lambda: deep_ep.HybridEPBuffer("x", 128, 64, 8)),
+            ("max_num_of_tokens_per_rank", lambda: deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 1 << 40, 8)),
+            ("num_sms_dispatch_api", lambda: deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 64, 8,
+                                                                    num_sms_dispatch_api="x")),
             ("handle", lambda: buffer.combine(x)),
             ("handle", lambda: buffer.combine_with_unpermute(hidden=x))):
         with refused(what):
             call()
+    assert buffer.max_num_of_tokens_per_rank >= 64 and buffer.max_num_of_tokens_per_rank < 1 << 20
+    out = buffer.dispatch_with_permute(hidden=x, topk_idx=world.to(torch.zeros(2, 1).long()),
+                                       num_of_experts=world.nranks)
+    with refused("hidden"):
+        buffer.combine_with_unpermute(hidden="x", handle=out[-1])
+    with refused("probs"):
+        buffer.combine_with_unpermute(hidden=out[0], probs="x", handle=out[-1])
+    assert torch.equal(buffer.combine_with_unpermute(hidden=out[0], handle=out[-1])[0], x)
+
+
+def test_hybrid_of_different_ranks(world: World) -> None:
+    """Ranks that give different max_num_of_tokens_per_rank: the largest counts."""
+    with environment(EPX_DEEP_EP_MAX_TOKENS="1"):
+        buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 5 + 3 * world.rank, 1)
+        assert buffer.max_num_of_tokens_per_rank == 5 + 3 * (world.nranks - 1)
+        x = world.to(torch.full((5 + 3 * world.rank, 128), float(world.rank)).bfloat16())
+        idx = world.to(torch.full((x.shape[0], 1), (world.rank + 1) % world.nranks))
+        out = buffer.dispatch_with_permute(hidden=x, topk_idx=idx, num_of_experts=world.nranks)
+        assert out[0].unique().tolist() == [float((world.rank - 1) % world.nranks)]
+        assert torch.equal(buffer.combine_with_unpermute(hidden=out[0], handle=out[-1])[0], x)
 
 
 def test_hybrid_grows(world: World) -> None:
