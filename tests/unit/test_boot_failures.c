@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: cost=10 labels=leaks */
+/* ctest: cost=10 labels=leaks sleeps */
 /* Ports that others use, and every way in which the rendezvous can fail. */
 #include "tests/unit/boot_fixture.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: cost=5 labels=leaks,notsan */
+/* ctest: cost=7 labels=leaks,notsan sleeps */
 /* Results through relays (boot/tree.h): 8 ranks in blocks of 3, so that ranks 3 and 6 pass on to 4, 5 and 7. Ranks are
  * processes of one thread: nothing for ThreadSanitizer. */
 #include <dirent.h>

@@ -2,7 +2,7 @@
 /*
  * A rank that dies: its process is killed while the others work. They learn of it, go on without it in both modes, on
  * one node and on two, and nobody waits for it a second time. And one that is stopped until ranks of another node have
- * masked it, and then goes on; and one that stops while it leads a recovery. ctest: cost=34 labels=ranks,noclang
+ * masked it, and then goes on; and one that stops while it leads a recovery. ctest: cost=34 labels=ranks,noclang sleeps
  */
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Membership: ranks that ended or are excluded, what each rank reports, unknown clients.
- * ctest: labels=leaks */
+ * ctest: cost=18 labels=leaks sleeps */
 #include <errno.h>
 #include <netinet/in.h>
 #include <pthread.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who relays for whom, with nodes of any sizes and ranks left out: against the definition, counted rank by rank. */
+/* Who relays for whom, with nodes of any sizes and ranks left out: against the definition, counted rank by rank. One
+ * thread computes: nothing for ThreadSanitizer. ctest: labels=notsan */
 #include <string.h>
 
 #include "group/nodes.h"

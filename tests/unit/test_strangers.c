@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Others on this machine while ranks meet: a listener on MASTER_PORT, hellos without the secret, connections that say
- * nothing. None of them ends, delays or alters a start, and none learns anything. ctest: labels=leaks
+ * nothing. None of them ends, delays or alters a start, and none learns anything. ctest: cost=8 labels=leaks sleeps
  */
 #include "tests/unit/boot_fixture.h"
 
