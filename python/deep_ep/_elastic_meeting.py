@@ -35,7 +35,7 @@ def _tried(call: Callable[..., Any], *arguments: Any) -> bool:
         return False
 
 
-def _compare(given: Sequence[Dict[str, int]]) -> None:
+def compare(given: Sequence[Dict[str, int]]) -> None:
     """Raises, on all ranks, if they have given different arguments."""
     for name, first in given[0].items():
         other = next((rank for rank, values in enumerate(given) if values.get(name) != first), None)
@@ -56,7 +56,7 @@ def _common_store(bootstrap: epx.Bootstrap, alike: Dict[str, int]) -> Tuple[str,
     common = all(part == b"\1" for part in bootstrap.allgather(b"\1" if seen else b"\0"))
     if there:
         _tried(store.delete_key, own)  # type: ignore[union-attr]
-    _compare([given for _name, given in parts])
+    compare([given for _name, given in parts])
     return names[0], store if common else None
 
 

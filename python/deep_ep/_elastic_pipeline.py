@@ -20,6 +20,7 @@ that the receiver knows how large the tensor was. On a GPU the host does not wai
 """
 
 import collections
+import json
 import uuid
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Tuple
 
@@ -29,6 +30,7 @@ from epx.errors import make_error
 
 from ._checks import describe, wrong
 from ._elastic_engine import ElasticEngine
+from ._elastic_meeting import compare
 from ._elastic_move import Mover, as_rows, current_stream
 
 _ROW = 2048  # divides most activations: other tensors pass through a copy whose end is padded
@@ -171,10 +173,19 @@ class Pipeline:
         # Low latency may receive the rows of both ranks. Senders name receive rows too, into which nothing comes.
         recv_rows = [torch.empty(2, rows, _ROW // 2, dtype=torch.bfloat16, device=device) for _ in range(2)]
         before = (self._rank - 1) % self._ranks
-        name = engine.bootstrap.allgather(uuid.uuid4().hex.encode())[0].decode()
+        name = self._agree(engine, dict(num_max_tensor_bytes=tensor_bytes, num_max_inflight_tensors=inflight))
         self._channels: Dict[Tuple[int, int], _Channel] = {
             edge: _Channel(engine, name, edge, recv_rows[edge == (before, self._rank)], inflight)
             for edge in _edges(engine.nranks) if engine.rank in edge and edge[0] != edge[1]}
+
+    @staticmethod
+    def _agree(engine: ElasticEngine, given: Dict[str, int]) -> str:
+        """A name for the pairs' keys in the store. Raises on all ranks if their configurations differ: ranks of a pair
+        that found it would leave the pairs beside them alone."""
+        parts = [json.loads(part) for part in engine.bootstrap.allgather(
+            json.dumps([uuid.uuid4().hex, given]).encode())]
+        compare([values for _name, values in parts])
+        return parts[0][0]
 
     def _check(self, t: Any, name: str, peer: int) -> None:
         if peer not in ((self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks) or peer == self._rank:

@@ -355,8 +355,8 @@ class ElasticBuffer:
 
     def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
         """Prepares the ring. Collective."""
-        checks.positive("num_max_tensor_bytes", num_max_tensor_bytes)
-        checks.positive("num_max_inflight_tensors", num_max_inflight_tensors)
+        num_max_tensor_bytes = checks.positive("num_max_tensor_bytes", num_max_tensor_bytes)
+        num_max_inflight_tensors = checks.positive("num_max_inflight_tensors", num_max_inflight_tensors)
         needed = 4 * sizes.up(num_max_tensor_bytes) * num_max_inflight_tensors
         if needed > self.num_bytes:
             raise wrong("num_max_tensor_bytes, num_max_inflight_tensors", "at most num_bytes = %d" % self.num_bytes,

@@ -111,6 +111,16 @@ def test_ranks_that_differ(world: World) -> None:
         buffer.recover()
         world.meet()
         assert same_bits(send(world, buffer, work)[0], expected)
+    with elastic(world, num_bytes=BIG) as buffer:  # the pairs of a ring are not all beside the rank that differs
+        for name, config in (("num_max_tensor_bytes", (2048 + 2048 * odd, 2)),
+                             ("num_max_inflight_tensors", (64, 2 + odd))):
+            try:
+                buffer.pp_set_config(*config)
+                raise AssertionError("expected an error about " + name)
+            except epx.MismatchError as error:
+                assert name + ": expected the same on all ranks" in str(error), error
+        buffer.pp_set_config(64, 2)
+        world.meet()
 
 
 def test_by_position(world: World) -> None:
