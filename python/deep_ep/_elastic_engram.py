@@ -5,6 +5,7 @@ A fetch is two dispatches: the wanted entries go to their owners, and the owners
 every rank calls it, with any number of indices.
 """
 
+import json
 from typing import Any, Callable, Optional, Tuple
 
 import epx
@@ -12,6 +13,7 @@ import torch
 
 from ._checks import describe, refused, wrong
 from ._elastic_engine import ElasticEngine
+from ._elastic_meeting import compare
 from ._elastic_move import Mover, current_stream
 from ._elastic_sizes import up
 
@@ -26,6 +28,10 @@ class Engram:
 
     def __init__(self, engine: ElasticEngine, storage: torch.Tensor, sf: Optional[torch.Tensor],
                  fetch_bytes: int) -> None:
+        # An entry's rank follows from this rank's number of entries.
+        given = {"storage: dtype": str(storage.dtype), "storage: entries": storage.shape[0],
+                 "storage: hidden": storage.shape[1]}
+        compare([json.loads(part) for part in engine.bootstrap.allgather(json.dumps(given).encode())])
         self._engine, self._device = engine, storage.device
         self._hidden, self._dtype = storage.shape[1], storage.dtype
         self._entries, self._sf = storage.shape[0], sf

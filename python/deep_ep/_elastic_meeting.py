@@ -35,7 +35,7 @@ def _tried(call: Callable[..., Any], *arguments: Any) -> bool:
         return False
 
 
-def compare(given: Sequence[Dict[str, int]]) -> None:
+def compare(given: Sequence[Dict[str, Any]]) -> None:
     """Raises, on all ranks, if they have given different arguments."""
     for name, first in given[0].items():
         other = next((rank for rank, values in enumerate(given) if values.get(name) != first), None)

@@ -111,6 +111,15 @@ def test_ranks_that_differ(world: World) -> None:
         buffer.recover()
         world.meet()
         assert same_bits(send(world, buffer, work)[0], expected)
+    with elastic(world, num_bytes=BIG, num_cpu_bytes=2 << 20) as buffer:
+        for name, entries, hidden in (("entries", 4 + odd, 16), ("hidden", 4, 16 + 16 * odd)):
+            try:
+                buffer.engram_write(world.to(torch.zeros(entries, hidden).bfloat16()))
+                raise AssertionError("expected an error about " + name)
+            except epx.MismatchError as error:
+                assert "storage: %s: expected the same on all ranks" % name in str(error), error
+        buffer.engram_write(world.to(torch.zeros(4, 16).bfloat16()))
+        world.meet()
     with elastic(world, num_bytes=BIG) as buffer:  # the pairs of a ring are not all beside the rank that differs
         for name, config in (("num_max_tensor_bytes", (2048 + 2048 * odd, 2)),
                              ("num_max_inflight_tensors", (64, 2 + odd))):
