@@ -114,14 +114,11 @@ void report_blocked(struct proxy_thread *t)
 
 /* "No alarm waits" would not be enough: a kernel may ask for the stop when another agent, or the host, has not set the
  * alarm yet, and the endpoint be closed before the iteration that would find it. */
-int alarm_has_left(const struct proxy_thread *t)
-{
-    return t->nbusy == 0 && t->messages_in_flight == 0 && t->alarm_next == t->npeers;
-}
-
 void alarm_report(struct proxy_thread *t)
 {
-    __atomic_store_n(&t->told, alarm_has_left(t), __ATOMIC_RELEASE); /* pairs with the acquire in alarm_wait() */
+    const int told = t->nbusy == 0 && t->messages_in_flight == 0 && t->alarm_next == t->npeers;
+
+    __atomic_store_n(&t->told, told, __ATOMIC_RELEASE); /* pairs with the acquire in alarm_wait() */
 }
 
 static int has_told(struct proxy_thread *t)

@@ -264,9 +264,7 @@ int alarm_progress(struct proxy_thread *t);
 void alarm_reply(struct proxy_thread *t, int rank);
 void alarm_left_out(struct proxy_thread *t, int rank);
 void report_blocked(struct proxy_thread *t);
-/* Have all aborts left, with nothing pending or in flight? */
-int alarm_has_left(const struct proxy_thread *t);
-/* At the end of an iteration after a stop: says so to alarm_wait(). */
+/* At the end of an iteration after a stop: have all aborts left? */
 void alarm_report(struct proxy_thread *t);
 /* Waits for that, but not for long: a peer that is stuck takes none. Before endpoints are closed. */
 void alarm_wait(struct proxy_group *g);

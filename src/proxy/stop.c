@@ -8,7 +8,7 @@
  *   stop = 1, ring the ring's bell  ------->  drops pending puts, aborts excepted (alarm.c), and all commands to come
  *                                             waits until every posted put with bytes has completed, or its peer is
  *                                             lost; after a quarter of the deadline, or where the endpoint is broken,
- *                                             or nothing but puts to lost peers is left, closes it
+ *                                             closes it
  *   wait until stopped = 1          <-------  stopped = 1: nothing reads this rank's memory any more
  *
  * There is no way back: a group that recovers opens new proxies.
@@ -75,20 +75,13 @@ static int is_read(const struct proxy_thread *t)
     return t->bytes_in_flight > 0 || t->still_read > 0;
 }
 
-/* What the network may still read of puts to lost peers does not complete any more: only the end of the endpoint ends
- * that, and nothing else is awaited. */
-static int waits_in_vain(const struct proxy_thread *t)
-{
-    return t->still_read > 0 && alarm_has_left(t);
-}
-
 /* At the end of an iteration: aborts that were pushed before the stop are then with the network, and a caller that
  * closes the endpoint next does not take them back. */
 void stop_progress(struct proxy_thread *t)
 {
     if (t->stopping == 2)
         return;
-    if (is_read(t) && (t->broken || waits_in_vain(t) || loop_now(t) >= t->stop_by_ns))
+    if (is_read(t) && (t->broken || loop_now(t) >= t->stop_by_ns))
         close_endpoint(t);
     if (is_read(t))
         return;

@@ -683,39 +683,6 @@ static void no_limit_keeps_an_abort_from_others(void **state)
     assert_int_equal(alarms, 2);
 }
 
-/* What a lost peer still may read completes no more: there is nothing to wait for but the aborts to others. */
-static void a_stop_does_not_wait_for_what_cannot_complete(void **state)
-{
-    struct proxy_fixture *s = *state;
-    const struct ring_dev *ring;
-
-    alarms = 0;
-    s->options.on_alarm = on_alarm;
-    s->options.alarm_kind = KINDS;
-    proxy_fixture_open(s, RANKS, 1);
-    ring = proxy_ring(s->ranks[0].proxies, 0);
-    s->chaos.hold = 1;
-    push(s, 0, 3, 0, 0, 0, 16);
-    step(s, 0);
-    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 3, .error = ETIMEDOUT, .reads = 1});
-    step(s, 0);
-    s->chaos.nflying = 0; /* it never lands */
-    *ring->stop = 1;
-    step(s, 0);
-    assert_int_equal(*ring->stopped, 0); /* the abort may still come */
-    proxy_alarm(s->ranks[0].proxies, ALARM(1, 7), 1);
-    step(s, 0);
-    step(s, 0);
-    assert_int_equal(*ring->stopped, 0); /* it is on its way */
-    assert_non_null(s->chaos.ends[0][0]);
-    s->chaos.hold = 0;
-    steps(s, 20);
-    assert_int_equal(alarms, 2);
-    assert_int_equal(*ring->stopped, 1);
-    assert_null(s->chaos.ends[0][0]);
-    assert_int_equal(s->ranks[0].sent[3], 1);
-}
-
 static void a_stop_that_is_not_answered_closes_the_endpoint(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
@@ -786,5 +753,4 @@ UNIT_TESTS_EACH(setup, teardown, a_command_of_another_version_is_refused, an_unk
                 who_only_receives_says_goodbye_too, a_loss_may_overtake_a_goodbye, one_that_was_only_asked_is_not_lost,
                 a_peer_that_takes_nothing_keeps_no_goodbye_from_others, two_that_leave_do_not_wait_for_each_other,
                 a_stop_drops_all_but_aborts_and_waits_for_what_is_posted, no_limit_keeps_an_abort_from_others,
-                a_stop_does_not_wait_for_what_cannot_complete, a_stop_that_is_not_answered_closes_the_endpoint,
-                threads_that_do_not_come_back_are_waited_for_together)
+                a_stop_that_is_not_answered_closes_the_endpoint, threads_that_do_not_come_back_are_waited_for_together)
