@@ -46,8 +46,9 @@ KFN void put_begin(struct put_batch *batch)
 /* Non-zero: the ring stayed full for a whole deadline, or the group has failed. */
 KFN_STEP int put_flush(struct agent *ag, const struct group_dev *g, struct put_batch *batch)
 {
-    if (batch->n && ag_push(ag, &g->rings[batch->ring], command_set_list(&batch->set), batch->n) != WAIT_OK &&
-        !batch->failed)
+    /* Each push into a ring that stays full would wait for a whole deadline. */
+    if (batch->n && !batch->failed &&
+        ag_push(ag, &g->rings[batch->ring], command_set_list(&batch->set), batch->n) != WAIT_OK)
         batch->failed = batch->ring + 1;
     batch->n = 0;
     return batch->failed;

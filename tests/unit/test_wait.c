@@ -213,6 +213,12 @@ static void a_full_ring_names_the_rank_that_it_waits_for(void **state)
         assert_int_equal(two.error.phase, PHASE_RING);
         assert_int_equal(two.error.peer, 1 + full);
         assert_int_equal(ABORT_CULPRIT(two.control.abort_word), 1 + full);
+        /* What comes behind takes no places, each of which would be waited for. */
+        const uint64_t head = *two.rings[full].head;
+        for (int i = 0; i < 200; i++)
+            put(&own.agent, &g, &batch, 1 + full, 0, 0, 0, 0);
+        assert_int_not_equal(put_flush(&own.agent, &g, &batch), 0);
+        assert_int_equal(*two.rings[full].head, head);
     }
 }
 
