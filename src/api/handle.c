@@ -258,9 +258,10 @@ static epx_status read_counts(epx_handle *handle, const char *call, struct count
 {
     const struct recv_info *info = handle->info;
     epx_status status;
-    uint64_t number;
+    uint64_t number, attempts;
 
     do {
+        attempts = handle_attempts(handle);
         number = handle_updates(handle);
         status = handle_poll_update(handle, call, UINT64_MAX);
         if (status != EPX_OK)
@@ -269,7 +270,7 @@ static epx_status read_counts(epx_handle *handle, const char *call, struct count
         for (int l = 0; expert_counts && l < handle->group->set.local_experts; l++)
             expert_counts[l] = info->expert_counts[l];
         __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the counts before the number */
-    } while (number != handle_updates(handle));
+    } while (number != handle_updates(handle) || attempts != handle_attempts(handle));
     return EPX_OK;
 }
 

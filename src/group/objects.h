@@ -150,6 +150,7 @@ struct epx_handle {
     uint32_t expected_rows; /* of the last update */
     size_t info_bytes;
     uint64_t updates;    /* high throughput: how many were queued or recorded */
+    uint64_t attempts;   /* the same, with those whose launch failed */
     int recorded;        /* some of these belong to graphs */
     uint64_t wait_since; /* when the host began to wait for the last one; 0 = not yet */
     int adopted;         /* high throughput, never updated: there is a routing in the caller's memory */

@@ -138,6 +138,11 @@ uint64_t handle_updates(const struct epx_handle *handle)
     return __atomic_load_n(&handle->updates, __ATOMIC_ACQUIRE); /* pairs with the release in launch_update() */
 }
 
+uint64_t handle_attempts(const struct epx_handle *handle)
+{
+    return __atomic_load_n(&handle->attempts, __ATOMIC_ACQUIRE); /* pairs with the release in launch_update() */
+}
+
 /* Since the first call that waited for the last update. Several threads may wait, and one may queue another update. */
 static uint64_t waited_ns(struct epx_handle *handle, uint64_t now)
 {

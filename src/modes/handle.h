@@ -16,6 +16,8 @@ int handle_has_tokens(const struct epx_handle *handle);
 /* How many were queued. Counts that were read from handle->info are those of one update if no other was queued
  * meanwhile. */
 uint64_t handle_updates(const struct epx_handle *handle);
+/* The same, with those whose launch failed: it never falls. What was seen of such an update is not to be believed. */
+uint64_t handle_attempts(const struct epx_handle *handle);
 /* High throughput: until the last update has exchanged counts, or for max_us: EPX_ERR_NOT_READY. */
 epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint64_t max_us);
 

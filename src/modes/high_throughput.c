@@ -55,7 +55,8 @@ static epx_status launch_update(struct epx_handle *handle, const struct ht_notif
     const int64_t before = handle->ntokens;
     epx_status status;
 
-    /* Before the kernel writes anything: pairs with the acquire in handle_updates(). */
+    /* Before the kernel writes anything: pairs with the acquires in handle_updates() and handle_attempts(). */
+    __atomic_store_n(&handle->attempts, handle->attempts + 1, __ATOMIC_RELEASE);
     __atomic_store_n(&handle->updates, handle->updates + 1, __ATOMIC_RELEASE);
     __atomic_store_n(&handle->wait_since, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&handle->ntokens, ntokens, __ATOMIC_RELEASE); /* pairs with the acquire in handle_has_tokens() */
