@@ -171,18 +171,24 @@ class HybridEPBuffer:
             idx[:, 0] = torch.where(routing_map.sum(1) > _MOST_TOPK, experts, idx[:, 0])
         return idx, _weights(probs, None, idx, experts), experts
 
-    def _slots(self, hidden: torch.Tensor, given: Any, waits: bool) -> int:
-        """The tokens that any rank may have in this call: DeepEP's num_of_tokens_per_rank, the same on all ranks."""
-        count = hidden.shape[0]
-        if given is not None and checks.at_most("num_of_tokens_per_rank", given, checks.MOST, 0) < count:
-            raise wrong("num_of_tokens_per_rank", "at least the %d tokens of this rank" % count, given)
-        if given is not None and given > self.max_num_of_tokens_per_rank:
-            self.max_num_of_tokens_per_rank = given
-            self.configurer = self._configurer()
-        if not waits and count > self.max_num_of_tokens_per_rank:
+    def _slots(self, hidden: torch.Tensor, given: Any, waits: bool) -> Tuple[int, int]:
+        """(the tokens that any rank may have in this call: DeepEP's num_of_tokens_per_rank, the same on all ranks; and
+        in any call from this one on, once it is not refused)."""
+        count, most = hidden.shape[0], self.max_num_of_tokens_per_rank
+        if given is not None:
+            given = checks.at_most("num_of_tokens_per_rank", given, checks.MOST, 0)
+            if given < count:
+                raise wrong("num_of_tokens_per_rank", "at least the %d tokens of this rank" % count, given)
+            most = max(most, given)
+        if not waits and count > most:
             raise wrong("hidden", "at most %d tokens where nothing waits on the host, or a larger "
-                        "num_of_tokens_per_rank, the same on all ranks" % self.max_num_of_tokens_per_rank, count)
-        return count if given is None else given
+                        "num_of_tokens_per_rank, the same on all ranks" % most, count)
+        return count if given is None else given, most
+
+    def _raise_to(self, most: int) -> None:
+        if most > self.max_num_of_tokens_per_rank:
+            self.max_num_of_tokens_per_rank = most
+            self.configurer = self._configurer()
 
     def dispatch_with_permute(self, *, hidden: torch.Tensor, topk_idx: Optional[torch.Tensor] = None,
                               topk_weights: Optional[torch.Tensor] = None,
@@ -214,13 +220,13 @@ class HybridEPBuffer:
         count = None
         if non_blocking:
             count = checks.positive("num_permuted_tokens", num_permuted_tokens, 0)
-        slots = self._slots(hidden, num_of_tokens_per_rank, not non_blocking)
+        slots, most = self._slots(hidden, num_of_tokens_per_rank, not non_blocking)
         idx, weights, experts = self._routing(hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts,
                                               non_blocking)
         alignment = checks.positive("pad_multiple", pad_multiple or 1)
         # EPX drops rows beyond a number that is at least 1.
         (data, scales), row_probs, _idx, elastic = self._dispatch(
-            x, idx, weights, experts, alignment, None if count is None else max(count, 1), not non_blocking, True)
+            x, idx, weights, experts, alignment, None if count is None else max(count, 1), not non_blocking, True, most)
         if not non_blocking:
             _check_most(routing_map)
             counts = torch.tensor(elastic.num_recv_tokens_per_expert_list, dtype=torch.int64, device="cpu")
@@ -239,22 +245,22 @@ class HybridEPBuffer:
         return (*_first(routing.limit, data, row_probs, scales), routing.tokens_per_expert, handle)
 
     def _checked(self, x: Any, idx: torch.Tensor, weights: Optional[torch.Tensor], experts: int, alignment: int,
-                 cpu_sync: bool, expand: bool) -> Tuple[operations.Request, operations.Routed]:
+                 cpu_sync: bool, expand: bool, most: int) -> Tuple[operations.Request, operations.Routed]:
         """The arguments of a dispatch with a new routing. A rank may have more tokens than others know of."""
         request = operations.Request(x, weights, expand, expand, False, self._sms[0])
-        most = self.max_num_of_tokens_per_rank
         how = operations.routed(self._elastic._open(), request, idx, None, experts, max(most, request.count), alignment,
                                 cpu_sync, True)
         return request, how._replace(max_tokens=most)
 
     def _dispatch(self, x: Any, idx: torch.Tensor, weights: Optional[torch.Tensor], experts: int, alignment: int,
-                  rows: Optional[int], cpu_sync: bool, expand: bool) -> Tuple[Any, Any, Any, EPHandle]:
+                  rows: Optional[int], cpu_sync: bool, expand: bool, most: int) -> Tuple[Any, Any, Any, EPHandle]:
         """((rows, scales), weights, local experts or None, handle) of a dispatch with a new routing. `rows`: how many
-        results have, without CPU sync; with expand, those beyond are dropped."""
+        results have, without CPU sync; with expand, those beyond are dropped. `most`: tokens of a rank."""
         elastic = self._elastic
         engine = elastic._open()
         for again in (False, True):
-            request, how = self._checked(x, idx, weights, experts, alignment, cpu_sync, expand)
+            request, how = self._checked(x, idx, weights, experts, alignment, cpu_sync, expand, most)
+            self._raise_to(most)
             try:
                 got, recv_idx, got_weights, handle, _event = operations.dispatch(
                     engine, launcher(request.device, None, None, False, False), request,
@@ -267,15 +273,14 @@ class HybridEPBuffer:
                 if again or not cpu_sync or pool is None or pool.group.error() is not None:
                     raise hinted(failure) from None
                 pool.finish()  # the update still uses tensors of the frame that failed
-                self._grow(request.count)
+                most = self._grow(request.count)
         raise AssertionError("not reached")
 
-    def _grow(self, count: int) -> None:
-        """Makes room for the tokens of all ranks. Collective."""
+    def _grow(self, count: int) -> int:
+        """Room for the tokens of all ranks. Collective."""
         parts = self._elastic._open().bootstrap.allgather(struct.pack("q", count))
         most = max(struct.unpack("q", part)[0] for part in parts)
-        self.max_num_of_tokens_per_rank = max(self.max_num_of_tokens_per_rank, 1 << (most - 1).bit_length())
-        self.configurer = self._configurer()
+        return max(self.max_num_of_tokens_per_rank, 1 << (most - 1).bit_length())
 
     def _unused(self, **given: Any) -> None:
         unused.arguments(self.rank, "deep_ep.HybridEPBuffer", **given)
@@ -306,10 +311,11 @@ class HybridEPBuffer:
             return data, self._spread(got, routing.recv_topk_idx, routing.num_experts), scales, handle
         waits = num_dispatched_tokens is None
         count = None if waits else checks.positive("num_dispatched_tokens", num_dispatched_tokens, 0)
-        slots = self._slots(hidden, num_of_tokens_per_rank, waits)
+        slots, most = self._slots(hidden, num_of_tokens_per_rank, waits)
         idx, weights, experts = self._routing(hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts,
                                               not waits)
-        (data, scales), got, recv_idx, elastic = self._dispatch(x, idx, weights, experts, 1, count, waits, False)
+        (data, scales), got, recv_idx, elastic = self._dispatch(x, idx, weights, experts, 1, count, waits, False,
+                                                                most)
         if waits:
             _check_most(routing_map)
         return data, self._spread(got, recv_idx, experts), scales, make_handle(

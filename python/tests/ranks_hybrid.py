@@ -198,6 +198,27 @@ def test_hybrid_errors(world: World) -> None:
     assert torch.equal(buffer.combine_with_unpermute(hidden=out[0], handle=out[-1])[0], x)
 
 
+def test_a_refused_call_raises_no_limit(world: World) -> None:
+    """A call that one rank is refused leaves its num_of_tokens_per_rank as it was: else that rank alone would make a
+    larger group in its next call."""
+    with environment(EPX_DEEP_EP_MAX_TOKENS="1"):
+        buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 64, 1)
+        x, idx = world.to(torch.ones(2, 128).bfloat16()), world.to(torch.zeros(2, 1).long())
+        limit = buffer.max_num_of_tokens_per_rank
+        if not world.rank:
+            for call, wrong in ((buffer.dispatch_with_permute, {"num_of_experts": None}),
+                                (buffer.dispatch_with_permute, {"num_of_experts": 8, "pad_multiple": -1}),
+                                (buffer.dispatch, {"num_of_experts": None})):
+                with refused("pad_multiple" if "pad_multiple" in wrong else "num_of_experts"):
+                    call(hidden=x, topk_idx=idx, num_of_tokens_per_rank=9000, **wrong)
+            assert buffer.max_num_of_tokens_per_rank == limit
+        out = buffer.dispatch_with_permute(hidden=x, topk_idx=idx, num_of_experts=world.nranks)
+        assert torch.equal(buffer.combine_with_unpermute(hidden=out[0], handle=out[-1])[0], x)
+        out = buffer.dispatch_with_permute(hidden=x, topk_idx=idx, num_of_experts=world.nranks,
+                                           num_of_tokens_per_rank=9000)
+        assert buffer.max_num_of_tokens_per_rank == 9000
+
+
 def test_hybrid_of_different_ranks(world: World) -> None:
     """Ranks that give different max_num_of_tokens_per_rank: the largest counts."""
     with environment(EPX_DEEP_EP_MAX_TOKENS="1"):
