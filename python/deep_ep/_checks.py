@@ -101,7 +101,7 @@ def rate(name: str, value: Any, may_be_0: bool = False) -> float:
     """Checks for a rate: a finite number above 0, or 0 where that means one that is looked up."""
     try:
         number = float(value) if hasattr(value, "__float__") else math.nan
-    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several numbers
         number = math.nan
     if not (0 < number < math.inf or may_be_0 and number == 0):
         raise wrong(name, "a number above 0%s" % (", or 0" if may_be_0 else ""), describe(value) if isinstance(

@@ -195,6 +195,9 @@ class Pipeline:
         nbytes = t.numel() * t.element_size()
         if nbytes % 32 or not 0 < nbytes <= self._bytes:
             raise wrong("t", "a multiple of 32 bytes, at most %d" % self._bytes, nbytes)
+
+    def _check_earlier(self) -> None:
+        """Behind a call that is queued: the neighbour of this one waits for it, whatever an earlier one was."""
         for channel in self._channels.values():
             channel.sizes.check_earlier()
 
@@ -202,11 +205,13 @@ class Pipeline:
         """Sends to a neighbour."""
         self._check(t, "dst_rank_idx", peer)
         self._channels[(self._rank, peer)].send(t)
+        self._check_earlier()
 
     def recv(self, t: Any, peer: int) -> None:
         """Receives from a neighbour."""
         self._check(t, "src_rank_idx", peer)
         self._channels[(peer, self._rank)].recv(t)
+        self._check_earlier()
 
     @property
     def captured(self) -> bool:

@@ -182,7 +182,7 @@ class DispatchPlan:
             return None
         evict = self._guesses % _EVICTS == 0
         self._guesses += 1
-        for tight, rows in enumerate((most, self._guess.least)):
+        for tight, rows in enumerate((most, min(self._guess.least, limit))):
             if self._tight and not tight and not evict:
                 continue
             # A token takes a line of the source map, and at least one row.

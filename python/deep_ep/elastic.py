@@ -78,11 +78,12 @@ class ElasticBuffer:
         self.runtime: Optional[Runtime] = None
         bootstrap = epx.bootstrap.from_torch(group)
         num_bytes = _checked_bytes(num_bytes, num_cpu_bytes, num_max_tokens_per_rank, hidden)
+        alike = dict(allow_hybrid_mode=int(allow_hybrid_mode), allow_multiple_reduction=int(allow_multiple_reduction))
+        if num_bytes is None:
+            alike.update(num_max_tokens_per_rank=num_max_tokens_per_rank, hidden=hidden, num_topk=num_topk)
         self._engine = ElasticEngine(bootstrap, ElasticSettings(
             num_bytes or 0, num_max_tokens_per_rank, hidden, num_topk, num_gpu_timeout_secs, self._use_fabric,
-            num_cpu_timeout_secs), dict(
-                num_max_tokens_per_rank=num_max_tokens_per_rank, hidden=hidden, num_topk=num_topk,
-                allow_hybrid_mode=bool(allow_hybrid_mode), allow_multiple_reduction=bool(allow_multiple_reduction)))
+            num_cpu_timeout_secs), alike)
         self.group = group
         self.rank_idx, self.num_ranks = bootstrap.rank, bootstrap.nranks
         unused.variables(self.rank_idx)
@@ -182,14 +183,14 @@ class ElasticBuffer:
                                      dtype: torch.dtype = torch.bfloat16) -> Tuple[int, int]:
         """(GPU bytes, CPU bytes) of Engram storage."""
         return sizes.engram_bytes(
-            checks.positive("num_entries", num_entries), checks.positive("hidden", hidden),
-            checks.positive("num_max_tokens_per_rank", num_max_tokens_per_rank), checks.dtype("dtype", dtype))
+            checks.positive("num_entries", num_entries, 0), checks.positive("hidden", hidden, 0),
+            checks.positive("num_max_tokens_per_rank", num_max_tokens_per_rank, 0), checks.dtype("dtype", dtype))
 
     @staticmethod
     def get_pp_buffer_size_hint(num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> int:
         """Bytes of the pipeline-parallel ring."""
-        return sizes.pipeline_bytes(checks.positive("num_max_tensor_bytes", num_max_tensor_bytes),
-                                    checks.positive("num_max_inflight_tensors", num_max_inflight_tensors))
+        return sizes.pipeline_bytes(checks.positive("num_max_tensor_bytes", num_max_tensor_bytes, 0),
+                                    checks.positive("num_max_inflight_tensors", num_max_inflight_tensors, 0))
 
     @staticmethod
     def get_agrs_num_max_session_bytes(group: Any, shapes: sizes.Shapes, dtype: torch.dtype) -> int:
@@ -199,7 +200,7 @@ class ElasticBuffer:
     @staticmethod
     def get_agrs_buffer_size_hint(group: Any, num_max_session_bytes: int) -> int:
         """Bytes of a buffer for such sessions."""
-        return sizes.up(checks.positive("num_max_session_bytes", num_max_session_bytes), sizes.ALIGNMENT)
+        return sizes.up(checks.positive("num_max_session_bytes", num_max_session_bytes, 0), sizes.ALIGNMENT)
 
     def get_physical_domain_size(self) -> Tuple[int, int]:
         """(nodes, ranks per node)."""
@@ -235,7 +236,8 @@ class ElasticBuffer:
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs for this many SMs by DeepEP's model."""
-        return sizes.theoretical_qps(checks.positive("num_sms", num_sms), self._domains.hybrid, self.num_allocated_qps)
+        num_sms = checks.positive("num_sms", num_sms, 0)
+        return sizes.theoretical_qps(num_sms, self._domains.hybrid, self.num_allocated_qps)
 
     # ---- Streams
 

@@ -532,6 +532,10 @@ def refuse_arguments_of_the_constructor(group: Any) -> None:
     for value in (0, -1, "8", None):
         _refused(lambda: hint(group, value, HIDDEN), "num_max_tokens_per_rank", repr(value))
         _refused(lambda: hint(group, MAX, value), "hidden", repr(value))
+    # Parts that are not used may be added up.
+    assert make.get_pp_buffer_size_hint(0, 0) == make.get_agrs_buffer_size_hint(group, 0) == 0
+    assert make.get_engram_storage_size_hint(0, 0, 0) == (0, 0)
+    for value in (-1, "8", None):
         _refused(lambda: make.get_pp_buffer_size_hint(value, 1), "num_max_tensor_bytes")
         _refused(lambda: make.get_pp_buffer_size_hint(1, value), "num_max_inflight_tensors")
         _refused(lambda: make.get_engram_storage_size_hint(value, 1, 1), "num_entries")

@@ -84,12 +84,17 @@ def test_ranks_that_differ(world: World) -> None:
     for name, most, last in (("num_max_tokens_per_rank", 16, 8), ("hidden", HIDDEN, 32), ("num_topk", 4, 3),
                              ("allow_hybrid_mode", True, False), ("allow_multiple_reduction", True, False)):
         try:
-            deep_ep.ElasticBuffer(dist.group.WORLD, BIG, **{name: last if odd else most})
+            given = dict(num_max_tokens_per_rank=16, hidden=HIDDEN, num_topk=4)
+            deep_ep.ElasticBuffer(dist.group.WORLD, **{**given, name: last if odd else most})
         except epx.MismatchError as error:
-            assert "%s: expected the same on all ranks, got %r on rank 0 and %r on rank %d" % (
+            assert "%s: expected the same on all ranks, got %d on rank 0 and %d on rank %d" % (
                 name, most, last, world.nranks - 1) in str(error), error
         else:
             raise AssertionError("expected an error about " + name)
+    # With num_bytes they are defaults of calls, if at all.
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, BIG, hidden=32 if odd else HIDDEN, explicitly_destroy=True)
+    buffer.barrier()
+    buffer.destroy()
     work = make_work(world, 2)
     seconds = max(int(world.deadline(1000)) // 1000, 1)
     with elastic(world, num_cpu_timeout_secs=seconds, num_gpu_timeout_secs=2 * seconds) as buffer:
