@@ -123,50 +123,51 @@ static int misuse(struct fixture *s)
     return fixture_ht(s);
 }
 
+/* An update that expects n rows, and a dispatch into a tensor of as many; `late`: when the counts are there. */
+static epx_status dispatch_rows(struct fixture *s, int64_t n, int late, int *fits)
+{
+    uint16_t *rows = malloc((size_t)n * FIXTURE_HIDDEN * 2);
+    epx_tensor tokens = epx_tensor_make(rows, EPX_BF16, 2, n, FIXTURE_HIDDEN, 0, 0);
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
+    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
+    epx_status status;
+
+    fixture_refill(s);
+    out.tokens = &tokens;
+    info.expected_rows = (uint32_t)n;
+    config.if_expected = 1;
+    status = epx_handle_update(s->ht, &s->idx, &info, NULL);
+    if (status == EPX_OK && late)
+        status = epx_handle_recv_fits(s->ht, fits);
+    if (status == EPX_OK)
+        status = epx_dispatch(s->ht, &s->in, &out, NULL, &config, NULL);
+    if (status == EPX_OK)
+        status = epx_handle_recv_fits(s->ht, fits);
+    status = fixture_sync(s, status);
+    free(rows);
+    return status;
+}
+
 /* Tensors with more rows than can ever come. */
 static int ample(struct fixture *s)
 {
-    const int64_t more = s->ht_rows.shape[0] + 3;
-    uint16_t *rows = malloc((size_t)more * FIXTURE_HIDDEN * 2);
-    epx_tensor tokens = epx_tensor_make(rows, EPX_BF16, 2, more, FIXTURE_HIDDEN, 0, 0);
-    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
-    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
-    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
-    int fits = -1, rc = 0;
+    int fits = -1;
 
-    fixture_refill(s);
-    out.tokens = &tokens;
-    info.expected_rows = (uint32_t)more;
-    config.if_expected = 1;
-    if (epx_handle_update(s->ht, &s->idx, &info, NULL) != EPX_OK ||
-        epx_dispatch(s->ht, &s->in, &out, NULL, &config, NULL) != EPX_OK ||
-        epx_handle_recv_fits(s->ht, &fits) != EPX_OK || fixture_sync(s, EPX_OK) != EPX_OK || fits != 1)
-        rc = fixture_fail(s, "ample tensors");
-    free(rows);
-    return rc ? rc : fixture_ht(s);
+    if (dispatch_rows(s, s->ht_rows.shape[0] + 3, 0, &fits) != EPX_OK || fits != 1)
+        return fixture_fail(s, "ample tensors");
+    return fixture_ht(s);
 }
 
-/* Tensors with as many rows as are expected, one too few on the last rank, whose host comes to the dispatch when the
- * counts are there. */
+/* One row too few on the last rank, whose host comes to the dispatch when the counts are there. */
 static int late_host(struct fixture *s)
 {
-    const int64_t few = s->ht_recv.total - (s->rank == RANKS - 1);
-    uint16_t *rows = malloc((size_t)few * FIXTURE_HIDDEN * 2);
-    epx_tensor tokens = epx_tensor_make(rows, EPX_BF16, 2, few, FIXTURE_HIDDEN, 0, 0);
-    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
-    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
-    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
-    int fits = -1, rc = 0;
+    int fits = -1;
 
-    fixture_refill(s);
-    out.tokens = &tokens;
-    info.expected_rows = (uint32_t)few;
-    config.if_expected = 1;
-    if (epx_handle_update(s->ht, &s->idx, &info, NULL) != EPX_OK || epx_handle_recv_fits(s->ht, &fits) != EPX_OK ||
-        fits != 0 || epx_dispatch(s->ht, &s->in, &out, NULL, &config, NULL) != EPX_OK || again(s) != EPX_OK)
-        rc = fixture_fail(s, "a late host");
-    free(rows);
-    return rc || fixture_check_ht_dispatch(s) || fixture_ht_combine(s) ? -1 : fixture_ht(s);
+    if (dispatch_rows(s, s->ht_recv.total - (s->rank == RANKS - 1), 1, &fits) != EPX_OK || fits != 0 ||
+        again(s) != EPX_OK)
+        return fixture_fail(s, "a late host");
+    return fixture_check_ht_dispatch(s) || fixture_ht_combine(s) ? -1 : fixture_ht(s);
 }
 
 static void test_late_host(void **state)
