@@ -526,17 +526,17 @@ def check_pipeline_sizes(world: World) -> None:
                 sent, before, wanted)
             for n, fill in ((sent, 1), (wanted, 2)):
                 buffer.pp_send(torch.full((n,), fill, dtype=torch.uint8, device=world.device), after)
-            try:
-                buffer.pp_recv(got, before)
-                if gpu:  # the host does not wait: a later call says it
-                    torch.cuda.synchronize()
+            errors = []
+            for n in range(2):  # on a GPU the host does not wait: the second call may say it, and has received
+                try:
                     buffer.pp_recv(got, before)
-            except epx.MismatchError as error:
-                assert said in str(error), error
-            else:
-                raise AssertionError("expected " + said)
-            assert gpu or got.unique().tolist() == [7]
-            buffer.pp_recv(got, before)
+                except epx.MismatchError as error:
+                    errors.append(str(error))
+                if gpu:
+                    torch.cuda.synchronize()
+                elif n == 0:
+                    assert errors and got.unique().tolist() == [7]
+            assert len(errors) == 1 and said in errors[0], errors
             assert got.unique().tolist() == [2]
     world.meet()
 
