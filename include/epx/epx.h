@@ -330,7 +330,8 @@ EPX_API epx_status epx_register(epx_group *group, const void *data, size_t bytes
 /* A stream belongs to the group that created it: other groups refuse it. Events may be waited for across groups. */
 EPX_API epx_status epx_stream_create(epx_group *group, epx_stream *stream);
 EPX_API epx_status epx_stream_destroy(epx_group *group, epx_stream stream);
-/* Waits until all queued work is done. Returns the group's asynchronous error, if there is one. */
+/* Waits until all queued work is done. Returns the group's asynchronous error, if there is one. EPX_ERR_USAGE: the
+ * stream captures a graph, which a wait would end. */
 EPX_API epx_status epx_stream_sync(epx_group *group, epx_stream stream);
 /* EPX_OK when idle, EPX_ERR_NOT_READY when not. */
 EPX_API epx_status epx_stream_query(epx_group *group, epx_stream stream);

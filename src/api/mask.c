@@ -3,6 +3,7 @@
 #include "group/mask.h"
 
 #include "group/abort.h"
+#include "group/launch.h"
 #include "group/recover.h"
 #include "group/registry.h"
 #include "util/status.h"
@@ -75,7 +76,7 @@ epx_status epx_mask_clean_active(epx_group *group, epx_stream stream)
     epx_status status = check_call(&api_call, group, stream, "epx_mask_clean_active");
 
     if (status == EPX_OK)
-        status = group->device->ops->stream_sync(group->device, group_stream(group, stream));
+        status = launch_await(group, group_stream(group, stream), "epx_mask_clean_active");
     if (status == EPX_OK)
         status = group_recover(group, "epx_mask_clean_active", 0);
     if (status == EPX_OK)
@@ -89,7 +90,7 @@ epx_status epx_mask_clean(epx_group *group, epx_stream stream)
     epx_status status = check_call(&api_call, group, stream, "epx_mask_clean");
 
     if (status == EPX_OK)
-        status = group->device->ops->stream_sync(group->device, group_stream(group, stream));
+        status = launch_await(group, group_stream(group, stream), "epx_mask_clean");
     if (status == EPX_OK)
         status = group_recover(group, "epx_mask_clean", 1);
     if (status == EPX_OK)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* epx_stream_*, epx_event_*: arguments are checked here, the device does the work. */
+#include "group/launch.h"
 #include "group/registry.h"
 #include "group/streams.h"
 #include "util/status.h"
@@ -35,7 +36,7 @@ epx_status epx_stream_sync(epx_group *group, epx_stream stream)
     if (status == EPX_OK)
         status = stream_enter(&api_call, stream, "epx_stream_sync");
     if (status == EPX_OK)
-        status = group->device->ops->stream_sync(group->device, group_stream(group, stream));
+        status = launch_await(group, group_stream(group, stream), "epx_stream_sync");
     return status == EPX_OK ? epx_group_error(group, NULL) : status;
 }
 

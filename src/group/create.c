@@ -371,7 +371,7 @@ epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *
 
 epx_status group_drain(struct epx_group *group)
 {
-    epx_status status = group->device->ops->stream_sync(group->device, group->default_stream);
+    epx_status status = launch_await(group, group->default_stream, "epx_group_destroy");
 
     if (status == EPX_OK)
         status = streams_destroy_all(group);

@@ -251,8 +251,7 @@ epx_status launch_await(struct epx_group *group, struct device_stream *stream, c
         return EPX_OK;
     if (ops->stream_captures(group->device, stream))
         return fail(EPX_ERR_USAGE,
-                    "%s: the stream of an earlier operation captures a graph; expected the end of the capture first",
-                    call);
+                    "%s: it waits for a stream that captures a graph; expected the end of the capture first", call);
     return ops->stream_sync(group->device, stream); /* fails inside its own calls */
 }
 

@@ -15,7 +15,7 @@ void launch_forget_stream(struct epx_group *group, const struct device_stream *s
  * it, and remembers it. A stream that captures is put after the previous operation in the same capture alone. */
 epx_status launch_order(struct epx_group *group, struct device_stream **stream);
 
-/* Waits for the operations on a stream; NULL: there are none. EPX_ERR_USAGE: it captures a graph by now, and a wait
+/* Waits for what is queued on a stream; NULL: nothing is. EPX_ERR_USAGE: it captures a graph by now, and a wait
  * would fail, and end the capture. */
 epx_status launch_await(struct epx_group *group, struct device_stream *stream, const char *call);
 

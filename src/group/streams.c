@@ -38,14 +38,14 @@ free_owned:
     return status;
 }
 
-static epx_status destroy_owned(struct epx_group *group, struct owned_stream **link)
+static epx_status destroy_owned(struct epx_group *group, struct owned_stream **link, const char *call)
 {
     struct owned_stream *owned = *link;
     struct device_stream *stream = owned->stream;
-    epx_status status = group->device->ops->stream_sync(group->device, stream); /* fails inside its own calls */
+    epx_status status = launch_await(group, stream, call);
 
     if (status == EPX_OK)
-        status = registry_retire(REGISTRY_STREAM, stream, "epx_stream_destroy");
+        status = registry_retire(REGISTRY_STREAM, stream, call);
     if (status != EPX_OK)
         return status;
     *link = owned->next;
@@ -63,16 +63,17 @@ epx_status streams_destroy(struct epx_group *group, epx_stream stream)
     if (!*link)
         return fail(EPX_ERR_ARGUMENT, "epx_stream_destroy: stream: expected one that this group created, got %p",
                     stream);
-    return destroy_owned(group, link);
+    return destroy_owned(group, link, "epx_stream_destroy");
 }
 
 epx_status streams_sync_all(struct epx_group *group)
 {
+    static const char call[] = "epx_group_destroy";
     const struct device_ops *ops = group->device->ops;
-    epx_status status = ops->stream_sync(group->device, group->default_stream); /* fails inside its own calls */
+    epx_status status = launch_await(group, group->default_stream, call);
 
     for (const struct owned_stream *o = group->streams; o && status == EPX_OK; o = o->next)
-        status = ops->stream_sync(group->device, o->stream);
+        status = launch_await(group, o->stream, call);
     /* May be the caller's own. A wait would end its capture: see group_drain(). */
     if (status == EPX_OK && group->last_stream && !ops->stream_captures(group->device, group->last_stream))
         status = ops->stream_sync(group->device, group->last_stream);
@@ -84,7 +85,7 @@ epx_status streams_destroy_all(struct epx_group *group)
     epx_status status = EPX_OK;
 
     while (group->streams && status == EPX_OK)
-        status = destroy_owned(group, &group->streams);
+        status = destroy_owned(group, &group->streams, "epx_group_destroy");
     return status;
 }
 

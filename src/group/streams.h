@@ -6,10 +6,11 @@
 #include "group/objects.h"
 
 epx_status streams_create(struct epx_group *group, epx_stream *stream);
-/* Waits for the work of the stream, so that nothing later needs to be ordered after it. */
+/* Waits for the work of the stream (launch_await), so that nothing later needs to be ordered after it. */
 epx_status streams_destroy(struct epx_group *group, epx_stream stream);
 epx_status streams_destroy_all(struct epx_group *group);
-/* Waits for the default stream, those of epx_stream_create, and that of the last operation unless it captures. */
+/* For epx_group_destroy: waits for the default stream and those of epx_stream_create (launch_await), and for that of
+ * the last operation unless it captures. */
 epx_status streams_sync_all(struct epx_group *group);
 
 epx_status events_create(struct epx_group *group, struct epx_event **event);

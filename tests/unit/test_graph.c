@@ -347,9 +347,68 @@ static int look_under_a_capture(struct fixture *s)
     return rc || fixture_ht(s);
 }
 
+static int clean_under_a_capture(struct fixture *s, epx_stream aside)
+{
+    return REFUSED(epx_mask_clean(s->group, aside), "epx_mask_clean:") ||
+           REFUSED(epx_mask_clean_active(s->group, aside), "epx_mask_clean_active:") ||
+           REFUSED(epx_stream_sync(s->group, aside), "epx_stream_sync:") ||
+           REFUSED(epx_stream_destroy(s->group, aside), "epx_stream_destroy:") ||
+           REFUSED(epx_group_destroy(s->group), "epx_group_destroy:");
+}
+
+/* The default stream too, which epx_group_destroy waits for first. */
+static int end_under_captures(struct fixture *s, epx_stream aside)
+{
+    const epx_stream streams[] = {aside, NULL};
+    int rc = 0;
+
+    for (int i = 0; i < 2 && !rc; i++) {
+        epx_graph *graph = NULL;
+
+        if (epx_graph_begin(s->group, streams[i]) != EPX_OK)
+            return fixture_fail(s, "a capture");
+        rc = i ? REFUSED(epx_group_destroy(s->group), "epx_group_destroy:") : clean_under_a_capture(s, aside);
+        if (epx_graph_end(s->group, streams[i], &graph) != EPX_OK || epx_graph_destroy(graph) != EPX_OK)
+            rc = fixture_fail(s, "the end of a capture");
+    }
+    return rc;
+}
+
+static int end_and_clean_under_captures(struct fixture *s)
+{
+    struct device_ops spied = *s->group->device->ops;
+    epx_stream aside = NULL;
+    int rc;
+
+    if (epx_stream_create(s->group, &aside) != EPX_OK)
+        return fixture_fail(s, "a stream");
+    real = s->group->device->ops;
+    spied.stream_sync = spy_sync;
+    s->group->device->ops = &spied;
+    rc = end_under_captures(s, aside);
+    s->group->device->ops = real;
+    if (!rc && bad_waits)
+        rc = fixture_fail(s, "a wait for a stream that captures");
+    if (!rc && (epx_mask_clean(s->group, aside) != EPX_OK || epx_mask_clean_active(s->group, aside) != EPX_OK ||
+                epx_stream_destroy(s->group, aside) != EPX_OK))
+        rc = fixture_fail(s, "after the captures");
+    return rc || fixture_ht(s);
+}
+
+static void cleaning_and_ending_wait_for_no_capture(void **state)
+{
+    epx_group_config config = fixture_config(20000);
+
+    (void)state;
+    bad_waits = 0;
+    config.enable_mask = 1;
+    assert_int_equal(fixture_run(1, &config, end_and_clean_under_captures, NULL), 0);
+}
+
 static void nothing_waits_for_a_stream_that_captures(void **state)
 {
     (void)state;
+    bad_waits = 0;
     assert_int_equal(fixture_run(1, NULL, look_under_a_capture, NULL), 0);
 }
 
@@ -360,4 +419,5 @@ UNIT_MAIN(cmocka_unit_test_setup_teardown(every_launch_runs_all_in_order, open_d
           cmocka_unit_test(a_launch_beside_a_staged_operation_counts),
           cmocka_unit_test(updates_beside_those_of_graphs_are_counted),
           cmocka_unit_test(a_recording_ends_without_a_place_for_the_graph),
-          cmocka_unit_test(nothing_waits_for_a_stream_that_captures))
+          cmocka_unit_test(nothing_waits_for_a_stream_that_captures),
+          cmocka_unit_test(cleaning_and_ending_wait_for_no_capture))
