@@ -11,10 +11,12 @@
 #include "group/registry.h"
 #include "modes/handle.h"
 #include "modes/modes.h"
+#include "util/pause.h"
 #include "util/structs.h"
 #include "util/status.h"
 
 #define MOST_ALIGNMENT (1 << 20)
+#define QUEUE_PAUSE_NS 20000u /* between two looks at a queue */
 
 /* Row numbers are 32 bits wide, including the padding of all zones. */
 static epx_status check_zones(const struct settings *set, const epx_handle_config *c)
@@ -217,17 +219,6 @@ static epx_status check_counted(const epx_handle *handle, const char *call)
     return EPX_OK;
 }
 
-epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us)
-{
-    static const char call[] = "epx_handle_recv_poll";
-    API_WAIT;
-    epx_status status = handle_check(handle, call);
-
-    if (status == EPX_OK)
-        status = check_counted(handle, call);
-    return status == EPX_OK ? handle_poll_update(handle, call, max_us) : status;
-}
-
 /* A handle that was never updated may be over memory with a routing. */
 static int is_over_memory(const epx_handle *handle)
 {
@@ -251,6 +242,47 @@ static epx_status count_in_memory(epx_handle *handle, const char *call, struct c
         return fail(EPX_ERR_USAGE, "%s: expected a handle that was updated (epx_handle_update)", call);
     *counts = (struct counts){.rows = state.recv_rows, .tokens = state.tokens, .fits = !state.unexpected};
     return EPX_OK;
+}
+
+/* For max_us at most. What is in the memory can be read when all work of the group that is queued has run. */
+static epx_status poll_memory(epx_handle *handle, const char *call, uint64_t max_us)
+{
+    struct epx_group *group = handle->group;
+    const struct device_ops *ops = group->device->ops;
+    const uint64_t start = host_now_ns(), most = 4000u * (uint64_t)group->set.timeout_ms;
+    struct device_stream *last = group->last_stream;
+    struct counts counts;
+
+    while (last && !ops->stream_captures(group->device, last)) {
+        const uint64_t us = (host_now_ns() - start) / 1000;
+        epx_status status = ops->stream_query(group->device, last);
+
+        if (status == EPX_OK)
+            break;
+        if (status == EPX_ERR_NOT_READY)
+            status = group_usable(group);
+        if (status != EPX_OK)
+            return status;
+        if (us >= max_us || us >= most) /* a caller's own work may take any time */
+            return EPX_ERR_NOT_READY;
+        pause_ns(QUEUE_PAUSE_NS);
+    }
+    return count_in_memory(handle, call, &counts, NULL);
+}
+
+epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us)
+{
+    static const char call[] = "epx_handle_recv_poll";
+    API_WAIT;
+    epx_status status = handle_check(handle, call);
+
+    if (status == EPX_OK && is_over_memory(handle)) {
+        status = api_issue(&api_call, call);
+        return status == EPX_OK ? poll_memory(handle, call, max_us) : status;
+    }
+    if (status == EPX_OK)
+        status = check_counted(handle, call);
+    return status == EPX_OK ? handle_poll_update(handle, call, max_us) : status;
 }
 
 /* Of one update, also where another thread queues the next, or recovers the group and does. */

@@ -306,6 +306,7 @@ static int wait_under_a_capture(struct fixture *s, epx_handle *copy, epx_stream 
     if (epx_graph_begin(s->group, NULL) != EPX_OK)
         return fixture_fail(s, "a capture");
     rc = REFUSED(epx_handle_recv_count(copy, &rows, NULL), "epx_handle_recv_count") ||
+         REFUSED(epx_handle_recv_poll(copy, 0), "epx_handle_recv_poll") ||
          REFUSED(epx_dispatch(copy, &s->in, &s->ht_out, NULL, NULL, aside), "epx_dispatch") ||
          REFUSED(epx_handle_destroy(copy), "epx_handle_destroy");
     if (!rc && epx_group_abort(s->group, EPX_ERR_USAGE) == EPX_OK)

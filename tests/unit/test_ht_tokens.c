@@ -8,6 +8,7 @@
 #include "group/objects.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
+#include "util/pause.h"
 
 enum { RANKS = 3, MANY = FIXTURE_M + 4 };
 
@@ -236,6 +237,23 @@ static int counts_are(struct fixture *s, epx_handle *copy, const char *when)
     return rows == FIXTURE_TOKENS && tokens == FIXTURE_TOKENS && fits == 1 ? 0 : fixture_fail(s, "other counts");
 }
 
+static void take_a_while(void *arg)
+{
+    (void)arg;
+    pause_ns(200000000u);
+}
+
+/* The memory is looked at behind what is queued, and no longer than a caller wants to wait. */
+static int polls_memory(struct fixture *s, epx_handle *copy)
+{
+    if (epx_stream_call(s->group, NULL, take_a_while, NULL) != EPX_OK ||
+        epx_handle_recv_poll(copy, 1000) != EPX_ERR_NOT_READY)
+        return fixture_fail(s, "a short wait behind slow work");
+    return epx_handle_recv_poll(copy, 10000000u) == EPX_OK && epx_handle_recv_poll(copy, 0) == EPX_OK
+               ? 0
+               : fixture_fail(s, "a wait for the memory");
+}
+
 static int counts_over_memory(struct fixture *s)
 {
     static char tables[1 << 20] __attribute__((aligned(16)));
@@ -249,13 +267,14 @@ static int counts_over_memory(struct fixture *s)
     fixture_refill(s);
     if (epx_handle_create(&first, s->group, &config) != EPX_OK ||
         epx_handle_create(&copy, s->group, &config) != EPX_OK ||
+        epx_handle_recv_poll(copy, 10000000u) != EPX_ERR_USAGE || /* no routing yet */
         fixture_sync(s, epx_handle_update(first, &s->idx, NULL, NULL)) != EPX_OK)
         return fixture_fail(s, "two handles over one memory");
-    if (counts_are(s, copy, "before a dispatch"))
+    if (polls_memory(s, copy) || counts_are(s, copy, "before a dispatch"))
         return -1;
     if (fixture_sync(s, epx_dispatch(copy, &in, &s->ht_out, NULL, NULL, NULL)) != EPX_OK)
         return fixture_fail(s, "a dispatch");
-    return counts_are(s, copy, "after a dispatch") || fixture_check_ht_dispatch(s) ? -1 : 0;
+    return polls_memory(s, copy) || counts_are(s, copy, "after a dispatch") || fixture_check_ht_dispatch(s) ? -1 : 0;
 }
 
 static void all_counts_are_those_in_the_memory(void **state)
