@@ -24,6 +24,8 @@ from ._resizable import make_resizable
 _KINDS = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.int32: (0, 32),
           torch.int64: (0, 64), torch.uint8: (1, 8), torch.float8_e4m3fn: (1, 8)}  # FP8 is passed as bytes
 
+_LARGE = 4 << 20
+
 Part = Tuple[Tuple[int, ...], torch.dtype, Optional[Tuple[int, ...]]]  # shape, dtype, strides or None
 
 
@@ -38,8 +40,9 @@ class Form:
             self.places.append(nbytes)
             nbytes += (math.prod(shape) * dtype.itemsize + 255) // 256 * 256
         self.nbytes = nbytes
-        # Rounded up in steps of about an eighth, so that a dispatch with slightly more or fewer rows reuses the piece.
-        step = max(512, 1 << max(nbytes.bit_length() - 4, 0))
+        # Rounded up, so that a dispatch with slightly more rows reuses the piece: in steps of about an eighth, of large
+        # pieces of a thirty-second, because there may be few of them.
+        step = max(512, 1 << max(nbytes.bit_length() - (6 if nbytes >= _LARGE else 4), 0))
         self.piece_bytes = (nbytes + step - 1) // step * step
 
     def cut(self, rows: int) -> "Form":
@@ -136,7 +139,7 @@ class Heap:
 
 
 class _Piece:
-    """A piece of the heap of a GPU, kept for reuse by tensors of its size. `stream` is the number of the CUDA stream
+    """A piece of the heap of a GPU, kept for reuse. `stream` is the number of the CUDA stream
     that was current when the piece was released. Queued work of that stream may still use the piece."""
 
     def __init__(self, block: epx.Block, in_graph: bool = False) -> None:
@@ -182,20 +185,21 @@ class Reserved:
 
 
 class CudaHeap(Heap):
-    """Tensors in the heap of a group on a GPU. Free pieces are kept by size. Work on the stream on which a piece was
+    """Tensors in the heap of a group on a GPU. Free pieces are kept for reuse. Work on the stream on which a piece was
     released runs after all work that used it. Any other stream waits for that stream first."""
 
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         super().__init__(group, device)
         self._index = device.index or 0
         self._returned: Deque[_Piece] = collections.deque()  # without a lock, because __del__ may run at any point
-        self._free: Dict[int, List[_Piece]] = {}
+        self._free: List[_Piece] = []
         # Pieces of graphs, by size and capturing stream. A graph may be replayed at any time, so eager calls never use
         # them. Replays with operations of one group run one after the other, so graphs share them.
         self._of_graphs: Dict[Tuple[int, int], List[_Piece]] = {}
         self._spare: List[_Piece] = []  # for graphs, not used yet
         # By address. A lease in a reference cycle is finalized together with what only it refers to, as in Pool.
         self._handed_out: Dict[int, _Piece] = {}
+        self._first: Optional[int] = None  # the address where the heap begins: that of its first piece
         self._closed = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -225,34 +229,80 @@ class CudaHeap(Heap):
         return None if reserved is None else reserved.tensors()
 
     def reserve(self, form: Form, evict: bool = True) -> Optional[Reserved]:
-        """Reserves memory for the tensors of a form. Returns None if the heap is full. `evict`: free pieces of other
-        sizes make room, after a wait for the work that uses them."""
+        """Reserves memory for the tensors of a form. Returns None if the heap is full. `evict`: free pieces that are
+        too small make room, after a wait for the work that uses them, if there is enough room then."""
         # A graph needs its own memory for replays. torch's allocator keeps that memory.
         if not form.nbytes or torch.cuda.is_current_stream_capturing():
             return None
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         if self._returned:
             self._collect()
-        same = self._free.get(form.piece_bytes)
-        if same:
-            piece = same.pop()
-            if piece.stream != stream:
-                wait_for(piece.stream, self._device)
-        else:
-            block = self._alloc(form.piece_bytes) if evict else self._try_alloc(form.piece_bytes)
-            if block is None:
-                return None
-            piece = _Piece(block)
+        # A piece that is much too large is taken where the heap has no other, because it is there without a wait.
+        piece = self._reuse(form.nbytes, max(form.piece_bytes, form.nbytes + form.nbytes // 8), stream) or \
+            self._new(form.piece_bytes, stream) or self._reuse(form.nbytes, 2 * form.nbytes, stream)
+        if piece is None and evict:
+            piece = self._make_room(form, stream)
+        if piece is None:
+            return None
+        if piece.stream != stream:
+            wait_for(piece.stream, self._device)
         piece.stream = stream
         self._handed_out[piece.block.address] = piece
         return Reserved(form, piece, _Lease(self, piece), self._where)
 
+    def _reuse(self, least: int, most: int, stream: int) -> Optional[_Piece]:
+        """The smallest free piece of so many bytes, if possible of the same stream, and the last one of those."""
+        found = [piece for piece in reversed(self._free) if least <= piece.block.nbytes <= most]
+        for piece in sorted(found, key=lambda piece: (piece.block.nbytes, piece.stream != stream)):
+            try:
+                self._free.remove(piece)
+                return piece
+            except ValueError:
+                pass  # another thread has it
+        return None
+
+    def _new(self, nbytes: int, stream: int, in_graph: bool = False) -> Optional[_Piece]:
+        block = self._try_alloc(nbytes)
+        if block is None:
+            return None
+        self._first = block.address if self._first is None else min(self._first, block.address)
+        piece = _Piece(block, in_graph)
+        piece.stream = stream
+        return piece
+
+    def _make_room(self, form: Form, stream: int) -> Optional[_Piece]:
+        """A piece for a form in place of free ones."""
+        for keeper in list(self.keepers):
+            keeper.shed(stream or 1)
+        self._collect()
+        piece = self._reuse(form.nbytes, 2 * form.nbytes, stream)
+        largest = self._largest_hole() if piece is None else 0
+        if largest < form.nbytes:
+            return piece
+        free, self._free = self._free, []
+        for number in {piece.stream for piece in free}:
+            stream_of(number, self._device).synchronize()
+        free.clear()
+        # A little more than rounding takes, if it is there: so that the next one that is larger finds room.
+        return self._new(min(form.piece_bytes + form.nbytes // 32 // 512 * 512, largest // 256 * 256), stream)
+
+    def _largest_hole(self) -> int:
+        """Bytes of the largest one that there would be without the free pieces. All pieces of the heap are known here:
+        nobody waits for the work of free pieces in vain."""
+        used = [*self._handed_out.values(), *self._spare, *(
+            piece for pieces in self._of_graphs.values() for piece in pieces)]
+        blocks = sorted((piece.block.address, piece.block.nbytes) for piece in used)
+        at, largest = self._first or 0, 0
+        for address, nbytes in blocks:
+            largest = max(largest, address - at)
+            at = address + nbytes
+        return max(largest, (self._first or 0) + self._group.alloc_bytes - at)
+
     def prepare_graphs(self, form: Form) -> None:
         """Keeps a piece for graphs: eager calls may fill the rest, and nothing can be freed during a capture."""
-        try:
-            self._spare.append(_Piece(self._group.alloc(form.nbytes), in_graph=True))
-        except epx.OutOfMemoryError:
-            pass
+        piece = self._new(form.nbytes, 0, in_graph=True)
+        if piece is not None:
+            self._spare.append(piece)
 
     def try_capture(self, form: Form) -> Optional[List[torch.Tensor]]:
         """The tensors of a form for a call that is captured on the current stream, or None if the heap is full."""
@@ -272,10 +322,7 @@ class CudaHeap(Heap):
             if piece.block.nbytes == nbytes:
                 self._spare.remove(piece)
                 return piece
-        try:
-            return _Piece(self._group.alloc(nbytes), in_graph=True)
-        except epx.OutOfMemoryError:
-            return None
+        return self._new(nbytes, 0, in_graph=True)
 
     def _collect(self) -> None:
         while self._returned:
@@ -283,16 +330,4 @@ class CudaHeap(Heap):
             if piece.in_graph:
                 self._of_graphs.setdefault((piece.block.nbytes, piece.stream), []).append(piece)
             else:
-                self._free.setdefault(piece.block.nbytes, []).append(piece)
-
-    def _alloc(self, nbytes: int) -> Optional[epx.Block]:
-        block = self._try_alloc(nbytes)
-        if block is None:  # free the pieces of other sizes, after waiting for the work that uses them
-            for keeper in list(self.keepers):
-                keeper.shed(torch._C._cuda_getCurrentRawStream(self._index) or 1)
-            self._collect()
-            for number in {piece.stream for pieces in self._free.values() for piece in pieces}:
-                stream_of(number, self._device).synchronize()
-            self._free.clear()
-            block = self._try_alloc(nbytes)
-        return block
+                self._free.append(piece)

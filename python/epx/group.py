@@ -137,6 +137,8 @@ class Group(HandleOwner, HeapOwner):
         self.info = self._query()
         self.device = self.info.device
         self.device_index = struct.device_index
+        self.alloc_bytes = memory(1, num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, ranks_per_node=1,
+                                  alloc_bytes=struct.alloc_bytes)["alloc_bytes"]  # of the heap, for alloc()
         _living[id(self)] = self
 
     def _check_collective(self, call: Callable[[], int]) -> None:

@@ -229,6 +229,53 @@ class Memory(Rules):
         self.assertTrue(self.inside(larger))
         self.assertEqual(story, ["the host waits for current"])
 
+    def test_a_larger_piece_is_used_again(self) -> None:
+        large, small = self.heap.empty((16000,), torch.uint8), self.heap.empty((15000,), torch.uint8)
+        places = large.data_ptr(), small.data_ptr()
+        del large, small
+        kept = self.heap.empty((14500,), torch.uint8)  # the smallest that is large enough
+        self.assertEqual(kept.data_ptr(), places[1])
+        more = self.heap.empty((14500,), torch.uint8)
+        self.assertEqual(more.data_ptr(), places[0])
+        del more
+        half = self.heap.empty((8000,), torch.uint8)  # 16000 bytes would be a waste while there is other memory
+        self.assertNotIn(half.data_ptr(), places)
+        rest = self.heap.empty((20000,), torch.uint8)
+        self.first = kept.data_ptr()
+        self.assertTrue(self.inside(rest))
+        other = self.heap.empty((8500,), torch.uint8)
+        self.assertEqual((other.data_ptr(), story), (places[0], []))
+        self.assertFalse(self.inside(self.heap.empty((8500,), torch.uint8)))
+        self.assertEqual(story, [])
+
+    def test_pieces_are_rounded_up(self) -> None:
+        for nbytes, most in ((1, 512), (5000, 8), (40000, 8), (5 << 20, 32), (449 << 20, 32), ((903 << 20) + 1, 32)):
+            form = Form(((nbytes,), torch.uint8, None))
+            self.assertTrue(nbytes <= form.piece_bytes <= max(nbytes + nbytes // most + 1, 512))
+            self.assertFalse(form.piece_bytes % 256)
+
+    def test_nobody_waits_for_room_that_there_is_not(self) -> None:
+        """Results are held, and the heap is full: the small pieces of the oldest one, which are free, do not help."""
+        held: List[Any] = []
+        for i in range(40):
+            del held[:-5]
+            with on_stream((side, comm)[i % 2]):
+                held.append([self.heap.empty((rows + i % 7,), torch.uint8) for rows in (300, 1200, 20000)])
+        self.first = min(tensor.data_ptr() for one in held for tensor in one if self.heap.holds(tensor))
+        self.assertEqual(sum(self.heap.holds(one[2]) for one in held), 2)
+        self.assertTrue(all(self.heap.holds(one[0]) for one in held))
+        self.assertFalse([line for line in story if "host" in line])
+        held.clear()
+        self.assertTrue(self.heap.holds(self.heap.empty((40000,), torch.uint8)))  # there is room now
+        self.assertEqual(sorted(line for line in story if "host" in line), ["the host waits for current"])
+
+    def test_a_piece_that_fits_only_without_rounding(self) -> None:
+        first = self.heap.empty((2000,), torch.uint8)
+        rest = self.heap.empty((63000,), torch.uint8)
+        self.assertTrue(self.heap.holds(first) and self.heap.holds(rest))
+        self.assertFalse(self.heap.holds(self.heap.empty((1000,), torch.uint8)))
+        self.assertEqual(story, [])
+
     def test_graphs_have_memory_of_their_own(self) -> None:
         piece = self.heap.empty((1000,), torch.uint8)
         self.first = piece.data_ptr()
@@ -363,10 +410,16 @@ class Memory(Rules):
         self.assertIsNone(results.take(1, False)[1])  # full, and all of it in use
         del first
         with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None):
-            other = self.heap.empty((28000,), torch.uint8)
+            other = self.heap.empty((28000,), torch.uint8)  # somewhat smaller: in its place
+            self.assertEqual((other.data_ptr(), story), (self.first, ["current waits for side"]))
+            del other
+            other = self.heap.empty((34000,), torch.uint8)  # there is no room, and nobody waits for it
+            self.assertFalse(self.inside(other))
+            del second
+            other = self.heap.empty((34000,), torch.uint8)
         self.assertTrue(self.inside(other))
-        self.assertEqual(story, ["current waits for side", "the host waits for current"])
-        del results, second
+        self.assertEqual(story, ["current waits for side"] * 2 + ["the host waits for current"])
+        del results
 
     def test_results_beyond_what_is_kept(self) -> None:
         results = Results(lambda: [torch.empty(8)], lambda: [torch.zeros(1)], torch.device("cpu"))
