@@ -21,7 +21,6 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.
 # Dtypes whose tensors a heap makes; rows of others are made as bytes and viewed.
 _MADE = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8)
 _SLICE_US = 50000
-_EVICTS = 64  # one of so many guesses makes room in a full heap, which takes time
 
 _Forms = Tuple[Form, Optional[Form], Optional[Form]]  # of rows and scales, of indices and weights, of the source map
 
@@ -149,7 +148,6 @@ class DispatchPlan:
         self._seen: List[int] = []  # the last counts, for a message
         self._last: Tuple[Tuple[int, int], _Forms] = ((-1, -1), (Form(), None, None))
         self._guess = RowGuess()
-        self._guesses, self._tight = 0, False  # how many; the last one had no rows to spare
 
     def _make_structs(self, kind: Kind, sources: int, experts: int) -> None:
         # Rows are bytes on their way: those of a dtype that EPX does not know travel as bf16, those with scales as FP8.
@@ -177,20 +175,11 @@ class DispatchPlan:
         """(a number of rows that the next dispatch will hardly exceed, memory for them); None where a dispatch cannot
         be queued before its rows are known. Scales that lie column by column have places that depend on the rows.
         `limit`: more than so many there cannot be."""
-        most, column_major = self._guess.rows(limit), self._kind.scales is not None and self._kind.scales[2]
-        if not most or column_major or not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
+        column_major = self._kind.scales is not None and self._kind.scales[2]
+        if column_major or not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
             return None
-        evict = self._guesses % _EVICTS == 0
-        self._guesses += 1
-        for tight, rows in enumerate((most, min(self._guess.least, limit))):
-            if self._tight and not tight and not evict:
-                continue
-            # A token takes a line of the source map, and at least one row.
-            memories = self._try_reserve(rows, rows, evict)
-            if memories is not None:
-                self._tight = bool(tight)
-                return rows, memories
-        return None
+        # A token takes a line of the source map, and at least one row.
+        return self._guess.reserve(limit, lambda rows, evict: self._try_reserve(rows, rows, evict))
 
     def update(self, address: int, idx: torch.Tensor, counts: Counts, stats: Optional[torch.Tensor],
                drop_rows: int, expected_rows: int, stream: Any) -> None:
@@ -259,20 +248,21 @@ class DispatchPlan:
             self._at[name].shape[0], self._at[name].data = rows, address
 
     def _reserve(self, rows: int, lines: int) -> Memories:
-        large, *others = self._forms(rows, lines)
-        return Memories(Memory(self._pool, large),
-                        *(None if form is None else Memory(self._pool, form) for form in others))
+        """In the heap, as far as there is room. Small ones first: a piece that has room for the rows may have nearly
+        all of it."""
+        memories = [None if form is None else Memory(self._pool, form) for form in reversed(self._forms(rows, lines))]
+        return Memories(*reversed(memories))  # type: ignore[arg-type]
 
     def _try_reserve(self, rows: int, lines: int, evict: bool) -> Optional[Memories]:
         """In the heap, or not at all."""
         assert isinstance(self._pool.heap, CudaHeap)
         memories: List[Optional[Memory]] = []
-        for form in self._forms(rows, lines):
+        for form in reversed(self._forms(rows, lines)):
             reserved = self._pool.heap.reserve(form, evict) if form is not None else None
             if form is not None and reserved is None:
                 return None
             memories.append(Memory(self._pool, form, reserved) if form is not None else None)
-        return Memories(*memories)  # type: ignore[arg-type]
+        return Memories(*reversed(memories))  # type: ignore[arg-type]
 
     def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
             sizes: Tuple[int, int, int], max_sms: int, stream: Any, used: List[Any]) -> Result:

@@ -8,7 +8,7 @@ number that is known by then. The torch tensors over the memory are created afte
 """
 
 import ctypes
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
 import epx
 import torch
@@ -23,24 +23,49 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.
            torch.float8_e4m3fn: epx.DType.FP8_E4M3, torch.int32: epx.DType.INT32, torch.int64: epx.DType.INT64}
 
 
+_ALL = 8  # one of so many guesses tries all numbers of rows to spare
+_EVICTS = 64  # one of so many guesses makes room in a full heap, which takes time
+_SPARE = (32, 128)  # rows to spare: one of so many, or of so many where memory for those is missing, or none
+_AT_LEAST = 4  # rows by which a guess comes down
+
+_Memory = TypeVar("_Memory")
+
+
 class RowGuess:
     """Rows that the next dispatch of a kind will hardly exceed, by those before it."""
 
     def __init__(self) -> None:
         self._most = 0
+        self._guesses = 0
+        self._level = 0  # of _SPARE, which the last guesses had; its length: no rows to spare
 
-    @property
-    def least(self) -> int:
-        """The most rows of the last ones, without any to spare."""
-        return self._most
-
-    def rows(self, limit: int) -> int:
+    def rows(self, limit: int, level: int = 0) -> int:
         """0 if there was none yet. `limit`: more than so many there cannot be."""
-        return min((self._most + self._most // 32 + 127) // 64 * 64, limit) if self._most else 0
+        spare = self._most // _SPARE[level] + 127 if level < len(_SPARE) else 0
+        return min((self._most + spare) // 64 * 64 if spare else self._most, limit) if self._most else 0
 
     def learn(self, rows: int) -> None:
         """Takes note of the rows of a dispatch. What was once more is forgotten slowly."""
-        self._most = max(rows, self._most - (self._most - rows) // 16)
+        self._most = max(rows, self._most - max((self._most - rows) // 16, _AT_LEAST))
+
+    def reserve(self, limit: int, reserve: Callable[[int, bool], Optional[_Memory]]) -> Optional[Tuple[int, _Memory]]:
+        """(rows, memory for them), with as many rows to spare as there is memory for. `reserve` is given rows, and
+        whether to make room in a full heap."""
+        if not self._most:
+            return None
+        last = len(_SPARE)
+        thorough, evict = self._guesses % _ALL == 0, self._guesses % _EVICTS == 0
+        self._guesses += 1
+        tried = 0
+        for level in range(last + 1) if thorough else (self._level, last):
+            rows = self.rows(limit, level)
+            if rows == tried:
+                continue
+            tried, memory = rows, reserve(rows, evict)
+            if memory is not None:
+                self._level = level if thorough else min(self._level + 1, level)
+                return rows, memory
+        return None
 
 
 class FreshPlan:
@@ -91,24 +116,27 @@ class FreshPlan:
             struct = self._at[name]
             struct.shape[0], struct.data = rows, reserved.address + place
 
-    def expected(self) -> int:
-        """Rows that a dispatch will hardly exceed; 0 if there was none yet."""
-        return self._guess.rows(self._limit)
+    def guess(self) -> Optional[Tuple[int, "Results"]]:
+        """(rows that a dispatch will hardly exceed, memory for them); None if there was none yet, or the heap is
+        full."""
+        return self._guess.reserve(self._limit, self.reserve)
 
     def learn(self, rows: int) -> None:
         """Takes note of the rows of a dispatch."""
         self._guess.learn(rows)
 
-    def reserve(self, rows: int) -> Optional["Results"]:
+    def reserve(self, rows: int, evict: bool = True) -> Optional["Results"]:
         """Memory of (rows, scales), of the sources, which a handle keeps, and of (indices, weights). None if the heap
         is full."""
         large: List[Part] = [((rows, self._hidden), self._dtype, None)]
         if self._scale_parts is not None:
             large.append(((rows, self._scale_parts[0]), self._scale_parts[1], None))
-        first = self._heap.reserve(Form(*large))
-        second = self._heap.reserve(Form(((rows,), torch.int32, None), ((rows,), torch.int32, None)))
+        # Small ones first: a piece that has room for the large one may have nearly all of the heap.
         third = self._heap.reserve(Form(
-            ((rows, self._topk), self._idx_dtype, None), ((rows, self._topk), torch.float32, None)))
+            ((rows, self._topk), self._idx_dtype, None), ((rows, self._topk), torch.float32, None)), evict)
+        second = third and self._heap.reserve(
+            Form(((rows,), torch.int32, None), ((rows,), torch.int32, None)), evict)
+        first = second and self._heap.reserve(Form(*large), evict)
         return None if first is None or second is None or third is None else (first, second, third)
 
     def run(self, address: int, request: Any, rows: int, results: "Results", if_expected: bool, stream: Any) -> None:
@@ -126,10 +154,7 @@ class FreshDispatch:
 
     def __init__(self, plan: Optional[FreshPlan], request: Any, one_node: bool) -> None:
         self._plan, self._request = plan, request
-        self.expected = plan.expected() if plan and one_node else 0
-        self._results = plan.reserve(self.expected) if plan and self.expected else None
-        if self._results is None:
-            self.expected = 0
+        self.expected, self._results = (plan.guess() if plan and one_node else None) or (0, None)
 
     def begin(self, handle: epx.Handle, stream: Any) -> None:
         """After the update, with `expected` rows, was queued."""

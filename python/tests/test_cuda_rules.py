@@ -14,6 +14,7 @@ from deep_ep import _elastic_sizes, _elastic_streams
 from deep_ep._elastic_engine import ElasticSettings
 from deep_ep._elastic_pipeline import Sizes
 from deep_ep._engine import Pool
+from deep_ep._fresh import RowGuess
 from deep_ep._memory import CudaHeap, Form
 from deep_ep._results import Results
 from deep_ep._streams import CudaLaunch
@@ -444,6 +445,52 @@ class Memory(Rules):
             capturing[0] = True
             self.assertIs(take(), captured)
             capturing[0] = False
+
+
+class Guesses(unittest.TestCase):
+    """Rows that dispatches are queued for before their number is known."""
+
+    def test_a_guess_comes_down_to_the_last_row(self) -> None:
+        guess = RowGuess()
+        self.assertEqual(guess.rows(9999), 0)
+        for high, low in ((1015, 1000), (40000, 1000), (1001, 1000)):
+            guess.learn(high)
+            for _ in range(150):
+                guess.learn(low)
+            self.assertEqual(guess.rows(9999, 2), low)
+        guess.learn(40000)
+        guess.learn(1000)
+        self.assertGreater(guess.rows(99999, 2), 37000)
+
+    def test_fewer_rows_to_spare_where_memory_is_missing(self) -> None:
+        guess, asked = RowGuess(), []
+
+        def reserve(rows: int, evict: bool) -> Any:
+            asked.append((rows, evict))
+            return "memory" if rows <= room else None
+
+        self.assertIsNone(guess.reserve(99999, reserve))
+        guess.learn(32000)
+        levels = [guess.rows(99999, level) for level in range(3)]
+        self.assertTrue(33000 <= levels[0] < 33200 and 32250 <= levels[1] < 32400 and levels[2] == 32000)
+        room = 32500
+        self.assertEqual(guess.reserve(99999, reserve), (levels[1], "memory"))
+        self.assertEqual(asked, [(levels[0], True), (levels[1], True)])
+        for room, expected in ((32500, levels[1:2]), (32000, levels[1:]), (32000, levels[2:]), (31000, levels[2:])):
+            asked.clear()
+            guess.reserve(99999, reserve)
+            self.assertEqual(asked, [(rows, False) for rows in expected])
+        room = 99999
+        given = [guess.reserve(99999, reserve) for _ in range(64)]
+        self.assertEqual([one[0] for one in given if one], [levels[2]] * 3 + [levels[0]] * 61)
+        self.assertEqual(sum(evict for _rows, evict in asked), 1)
+        asked.clear()
+        self.assertEqual(guess.reserve(32000, reserve), (32000, "memory"))
+        room = 31000
+        for _ in range(8):  # the same number is tried once
+            asked.clear()
+            self.assertIsNone(guess.reserve(32000, reserve))
+            self.assertEqual(len(asked), 1)
 
 
 class ElasticMemory(unittest.TestCase):
