@@ -19,7 +19,9 @@ from ._settings import Settings
 _SPARE_HANDLES = 3
 _BYTES_PER_ENTRY = 8 + 4  # beside a row: an index and a weight
 _ROW_BYTES = 40 << 20  # for rows in torch's memory, where results take all of num_bytes
-_SPARE_BYTES = 4 << 20  # small results, and what alignment takes
+_SMALL_BYTES = 4 << 20  # small results, and what alignment takes
+_MOST_SPARE = 19 << 20  # with those, for rows of expanded dispatches, and for handles beside the heap
+_HANDLE_BYTES = 8 * 7 * 4  # per token and expert: tables of int32 of the first handles, with expansion and without
 _NO_LIMIT = 2**31 - 1  # of a handle that drops rows: each update says how many this rank takes
 _DEFAULT_TOPK = 8
 _DEFAULT_TIMEOUT_S = 100  # DeepEP's and EPX's: EPX_TIMEOUT_MS counts where the caller leaves it
@@ -38,12 +40,15 @@ class ElasticSettings(Settings):
     def high_throughput_memory(self, device: torch.device, given: int, nranks: int, nnodes: int,
                                config: Dict[str, Any]) -> Dict[str, int]:
         """On one node of GPUs the heap has room for the largest result of a dispatch without CPU sync, which num_bytes
-        has: a row for every token of every rank. EPX's own rows take little more than that. A result that finds no room
-        is copied once more."""
+        has: a row for every token of every rank. Expanded dispatches to as many ranks as top-k may have a few rows
+        more: there is room for those, too. EPX's own rows take little more than that. A result that finds no room is
+        copied once more."""
         memory = super().high_throughput_memory(device, given, nranks, nnodes, config)
         if memory and nnodes == 1:
             row = config["max_hidden_bytes"] + config["max_topk"] * _BYTES_PER_ENTRY
-            results = min(nranks * config["max_tokens_per_rank"] * row, given) + _SPARE_BYTES
+            results = min(nranks * config["max_tokens_per_rank"] * row, given)
+            handles = _HANDLE_BYTES * config["max_tokens_per_rank"] * config["max_topk"]
+            results += max(min(results // 32 + _SMALL_BYTES, _MOST_SPARE - handles), _SMALL_BYTES)
             if results > memory["alloc_bytes"]:
                 memory = {"ht_node_bytes": min(memory["ht_node_bytes"], _ROW_BYTES), "alloc_bytes": results}
         return memory
