@@ -13,11 +13,13 @@ import deep_ep
 import epx
 import torch
 import torch.distributed as dist
+from deep_ep import _memory
 from deep_ep._checks import CallError, InputError
 from deep_ep._elastic_plan import DispatchPlan
 from elastic_reference import Expanded, combined, flat_results
 from ranks_elastic import (HIDDEN, MAX, at_home, check_counts, check_expanded, check_flat, crowded, elastic, make_work,
                            nowhere, send)
+from ranks_growth import dispatch as dispatch_v1
 from reference import Work, same_bits
 from suite import World, as_on_a_gpu, environment
 
@@ -329,6 +331,46 @@ def test_rows_that_nobody_expected(world: World) -> None:
                            expand)
     early = sum(bool(call.args[7]) for call in queued.call_args_list)
     assert 4 < early < len(queued.call_args_list) - 4, (early, len(queued.call_args_list))
+
+
+def check_held(world: World, dispatch: Callable[[Work], Any], check: Callable[[Work, Any], None]) -> None:
+    """As in training: each dispatch follows the release of the oldest of six results. The host does not wait for the
+    GPU in each of them, and never for room that is not there."""
+    wait, vain, make_room = mock.Mock(), [], _memory.CudaHeap._make_room
+
+    def room(*given: Any) -> Any:
+        before, piece = wait.return_value.synchronize.call_count, make_room(*given)
+        vain.append(piece is None and wait.return_value.synchronize.call_count > before)
+        return piece
+    with mock.patch.object(_memory, "stream_of", wait), mock.patch.object(_memory.CudaHeap, "_make_room", room):
+        held: List[Any] = []
+        for i in range(24):
+            del held[:-5]
+            work = make_work(world, 60 + i, local=4)
+            held.append((work, dispatch(work)))
+            for one in held if i % 12 == 11 else ():
+                check(*one)
+        del held, one
+    assert not any(vain) and wait.return_value.synchronize.call_count < 12, (vain, wait.mock_calls)
+
+
+def test_results_that_are_held(world: World) -> None:
+    """V1 and V2, in heaps with room for one of the results, and for some."""
+    world.only("cpu")
+    me = world.rank
+    for heap in ("24K", "100K"):
+        with environment(EPX_ALLOC_BYTES=heap), as_on_a_gpu(world), elastic(world) as buffer:
+            for expand in (False, True):
+                check_held(world, lambda work: send(world, buffer, work, do_expand=expand, expert_alignment=3),
+                           lambda work, result: check_result(world, buffer, work, result, expand))
+        with environment(EPX_ALLOC_BYTES=heap), as_on_a_gpu(world):
+            old = deep_ep.Buffer(dist.group.WORLD, 8 << 20, 0, explicitly_destroy=True)
+
+            def check(work: Work, result: Any) -> None:
+                assert same_bits(result[0], work.flat(me)[2]) and torch.equal(result[1], work.flat(me)[3])
+                old.combine(result[0], result[4])
+            check_held(world, lambda work: dispatch_v1(world, old, work), check)
+            old.destroy()
 
 
 def check_kept(world: World, buffer: deep_ep.ElasticBuffer, works: List[Work], expand: bool) -> None:
