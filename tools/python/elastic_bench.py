@@ -7,14 +7,17 @@ Each line is the median over iterations of the slowest rank. The kinds of call t
 same machine. Whole calls count, from the caller's arguments to results that the current stream may use; on the CPU, to
 the end of the work. An iteration is a series of calls: ranks leave the barrier before it hundreds of microseconds after
 each other, which is in the time of each series once. Each call of a series has another routing; those without CPU sync
-do not wait for each other, and show what the GPU can do.
+do not wait for each other, and show what the GPU can do. The last lines hold results, as training does until its
+backward pass: each call releases the oldest of --held results first. They are compared with the same call without that,
+too.
 """
 
 import argparse
+import collections
 import os
 import statistics
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Deque, Dict, List
 
 import torch
 import torch.distributed as dist
@@ -34,6 +37,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--series", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--held", type=int, default=6)
     return parser.parse_args()
 
 
@@ -64,6 +68,11 @@ class Bench:
                                          num_topk=args.topk, explicitly_destroy=True)
 
     @property
+    def held_name(self) -> str:
+        """The end of the names of calls whose results are held."""
+        return ", %d results held" % self.args.held
+
+    @property
     def idx(self) -> torch.Tensor:
         """The routing of the next call."""
         self.calls += 1
@@ -83,7 +92,7 @@ class Bench:
     def phases(self) -> List[Callable[[], Dict[str, Callable[[], Any]]]]:
         """What is measured. Results that a phase keeps are released before the next: heaps are of limited size."""
         return [self._dispatches, self._expanded, self._combines, self._same_dispatches, self._same_cached,
-                self._same_combines]
+                self._same_combines, self._held, self._held_expanded]
 
     def _dispatches(self) -> Dict[str, Callable[[], Any]]:
         worst = self.ranks * self.args.tokens
@@ -132,6 +141,26 @@ class Bench:
             "same bytes: combine, expanded": lambda: self.new.combine(zones[0], zones[3]),
         }
 
+    def _holding(self, call: Callable[[], Any]) -> Callable[[], None]:
+        """The call, with its last results held."""
+        held: Deque[Any] = collections.deque()
+
+        def hold() -> None:
+            if len(held) == self.args.held:
+                held.popleft()
+            held.append(call())
+        return hold
+
+    def _held(self) -> Dict[str, Callable[[], Any]]:
+        return {
+            "V1 layout + dispatch" + self.held_name: self._holding(lambda: self.old_dispatch(self.idx)),
+            "V2 dispatch" + self.held_name: self._holding(lambda: self.new_dispatch(self.idx, self.weights)),
+        }
+
+    def _held_expanded(self) -> Dict[str, Callable[[], Any]]:
+        return {"V2 dispatch, expanded" + self.held_name: self._holding(
+            lambda: self.new_dispatch(self.idx, self.weights, do_expand=True))}
+
     def _once(self, call: Callable[[], Any]) -> float:
         dist.barrier()
         if self.device.type == "cuda":
@@ -174,10 +203,14 @@ def main() -> None:
               "rank" % (bench.ranks, args.device, args.tokens, args.hidden, args.topk, args.experts, args.iterations,
                         args.series))
         print("| call | us | of the call before it |\n|---|---|---|")
-        before = 0.0
+        before, held_before = 0.0, False
         for name, taken in times.items():
-            print("| %s | %.0f | %s |" % (name, taken, "%.3f" % (taken / before) if before else ""))
-            before = taken
+            held = name.endswith(bench.held_name)
+            ratios = ["%.3f" % (taken / before)] if before and held == held_before else []
+            if held:
+                ratios.append("%.3f of none held" % (taken / times[name[:-len(bench.held_name)]]))
+            print("| %s | %.0f | %s |" % (name, taken, "; ".join(ratios)))
+            before, held_before = taken, held
     bench.old.destroy()
     bench.new.destroy()
     dist.barrier()
