@@ -248,21 +248,24 @@ class DispatchPlan:
             self._at[name].shape[0], self._at[name].data = rows, address
 
     def _reserve(self, rows: int, lines: int) -> Memories:
-        """In the heap, as far as there is room. Small ones first: a piece that has room for the rows may have nearly
-        all of it."""
-        memories = [None if form is None else Memory(self._pool, form) for form in reversed(self._forms(rows, lines))]
-        return Memories(*reversed(memories))  # type: ignore[arg-type]
+        """In the heap, as far as there is room."""
+        memories = self._try_reserve(rows, lines, True) if isinstance(self._pool.heap, CudaHeap) else None
+        if memories is None:
+            large, *others = self._forms(rows, lines)
+            memories = Memories(Memory(self._pool, large),
+                                *(None if form is None else Memory(self._pool, form) for form in others))
+        return memories
 
     def _try_reserve(self, rows: int, lines: int, evict: bool) -> Optional[Memories]:
         """In the heap, or not at all."""
         assert isinstance(self._pool.heap, CudaHeap)
-        memories: List[Optional[Memory]] = []
-        for form in reversed(self._forms(rows, lines)):
-            reserved = self._pool.heap.reserve(form, evict) if form is not None else None
-            if form is not None and reserved is None:
-                return None
-            memories.append(Memory(self._pool, form, reserved) if form is not None else None)
-        return Memories(*reversed(memories))  # type: ignore[arg-type]
+        forms = self._forms(rows, lines)
+        reserved = self._pool.heap.reserve_all([form for form in forms if form is not None], evict)
+        if not reserved:
+            return None
+        made = iter(reserved)
+        return Memories(*(  # type: ignore[arg-type]
+            None if form is None else Memory(self._pool, form, next(made)) for form in forms))
 
     def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
             sizes: Tuple[int, int, int], max_sms: int, stream: Any, used: List[Any]) -> Result:

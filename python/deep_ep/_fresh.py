@@ -131,13 +131,10 @@ class FreshPlan:
         large: List[Part] = [((rows, self._hidden), self._dtype, None)]
         if self._scale_parts is not None:
             large.append(((rows, self._scale_parts[0]), self._scale_parts[1], None))
-        # Small ones first: a piece that has room for the large one may have nearly all of the heap.
-        third = self._heap.reserve(Form(
-            ((rows, self._topk), self._idx_dtype, None), ((rows, self._topk), torch.float32, None)), evict)
-        second = third and self._heap.reserve(
-            Form(((rows,), torch.int32, None), ((rows,), torch.int32, None)), evict)
-        first = second and self._heap.reserve(Form(*large), evict)
-        return None if first is None or second is None or third is None else (first, second, third)
+        made = self._heap.reserve_all([
+            Form(*large), Form(((rows,), torch.int32, None), ((rows,), torch.int32, None)),
+            Form(((rows, self._topk), self._idx_dtype, None), ((rows, self._topk), torch.float32, None))], evict)
+        return (made[0], made[1], made[2]) if made else None
 
     def run(self, address: int, request: Any, rows: int, results: "Results", if_expected: bool, stream: Any) -> None:
         """Dispatches with the handle at `address` into memory for that many rows."""

@@ -143,7 +143,7 @@ class _Piece:
     that was current when the piece was released. Queued work of that stream may still use the piece."""
 
     def __init__(self, block: epx.Block, in_graph: bool = False) -> None:
-        self.block = block
+        self.block, self.nbytes = block, block.nbytes
         self.in_graph = in_graph
         self.stream = 0
         self._form: Optional[Form] = None
@@ -182,6 +182,17 @@ class Reserved:
     def tensors(self) -> List[torch.Tensor]:
         """The tensors. They keep the piece in use."""
         return self.form.tensors(self._piece.exports(self.form, self._where), self._lease)
+
+
+def _fit(holes: List[int], sizes: List[int]) -> bool:
+    """True if pieces of these sizes find room, each in the first hole that is large enough."""
+    left = holes[:]
+    for size in sizes:
+        place = next((i for i, hole in enumerate(left) if hole >= size), None)
+        if place is None:
+            return False
+        left[place] -= size
+    return True
 
 
 class CudaHeap(Heap):
@@ -228,38 +239,56 @@ class CudaHeap(Heap):
         reserved = self.reserve(form)
         return None if reserved is None else reserved.tensors()
 
-    def reserve(self, form: Form, evict: bool = True) -> Optional[Reserved]:
-        """Reserves memory for the tensors of a form. Returns None if the heap is full. `evict`: free pieces that are
-        too small make room, after a wait for the work that uses them, if there is enough room then."""
+    def reserve(self, form: Form) -> Optional[Reserved]:
+        """Reserves memory for the tensors of a form. Returns None if the heap is full."""
+        made = self.reserve_all([form])
+        return made[0] if made else None
+
+    def reserve_all(self, forms: List[Form], evict: bool = True) -> List[Reserved]:
+        """Reserves memory for the tensors of several forms, the largest first. Returns nothing if the heap is full.
+        `evict`: free pieces that are too small make room, after a wait for the work that uses them, if all of the forms
+        find room then."""
         # A graph needs its own memory for replays. torch's allocator keeps that memory.
-        if not form.nbytes or torch.cuda.is_current_stream_capturing():
-            return None
+        if torch.cuda.is_current_stream_capturing() or not all(form.nbytes for form in forms):
+            return []
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         if self._returned:
             self._collect()
-        # A piece that is much too large is taken where the heap has no other, because it is there without a wait.
-        piece = self._reuse(form.nbytes, max(form.piece_bytes, form.nbytes + form.nbytes // 8), stream) or \
-            self._new(form.piece_bytes, stream) or self._reuse(form.nbytes, 2 * form.nbytes, stream)
-        if piece is None and evict:
-            piece = self._make_room(form, stream)
-        if piece is None:
-            return None
-        if piece.stream != stream:
-            wait_for(piece.stream, self._device)
-        piece.stream = stream
-        self._handed_out[piece.block.address] = piece
-        return Reserved(form, piece, _Lease(self, piece), self._where)
+        pieces = self._take(forms, stream) or (self._make_room(forms, stream) if evict else None)
+        for piece in pieces or ():
+            if piece.stream != stream:
+                wait_for(piece.stream, self._device)
+            piece.stream = stream
+            self._handed_out[piece.block.address] = piece
+        return [Reserved(form, piece, _Lease(self, piece), self._where) for form, piece in zip(forms, pieces or ())]
+
+    def _take(self, forms: List[Form], stream: int) -> Optional[List[_Piece]]:
+        """Free pieces for the forms, or new ones."""
+        pieces: List[_Piece] = []
+        for form in forms:
+            # One that is much too large is taken where the heap has no other, because it is there without a wait.
+            piece = self._reuse(form.nbytes, max(form.piece_bytes, form.nbytes + form.nbytes // 8), stream) or \
+                self._new(form.piece_bytes, stream) or self._reuse(form.nbytes, 2 * form.nbytes, stream)
+            if piece is None:
+                self._free += pieces
+                return None
+            pieces.append(piece)
+        return pieces
 
     def _reuse(self, least: int, most: int, stream: int) -> Optional[_Piece]:
         """The smallest free piece of so many bytes, if possible of the same stream, and the last one of those."""
-        found = [piece for piece in reversed(self._free) if least <= piece.block.nbytes <= most]
-        for piece in sorted(found, key=lambda piece: (piece.block.nbytes, piece.stream != stream)):
+        best: Optional[_Piece] = None
+        for piece in reversed(self._free):
+            nbytes = piece.nbytes
+            if least <= nbytes <= most and (best is None or nbytes < best.nbytes or (
+                    nbytes == best.nbytes and best.stream != stream == piece.stream)):
+                best = piece
+        if best is not None:
             try:
-                self._free.remove(piece)
-                return piece
-            except ValueError:
-                pass  # another thread has it
-        return None
+                self._free.remove(best)
+            except ValueError:  # another thread has it
+                best = None
+        return best
 
     def _new(self, nbytes: int, stream: int, in_graph: bool = False) -> Optional[_Piece]:
         block = self._try_alloc(nbytes)
@@ -270,33 +299,45 @@ class CudaHeap(Heap):
         piece.stream = stream
         return piece
 
-    def _make_room(self, form: Form, stream: int) -> Optional[_Piece]:
-        """A piece for a form in place of free ones."""
-        for keeper in list(self.keepers):
-            keeper.shed(stream or 1)
-        self._collect()
-        piece = self._reuse(form.nbytes, 2 * form.nbytes, stream)
-        largest = self._largest_hole() if piece is None else 0
-        if largest < form.nbytes:
-            return piece
+    def _make_room(self, forms: List[Form], stream: int) -> Optional[List[_Piece]]:
+        """Pieces for the forms in place of free ones, with a little more room, if it is there, for the next ones."""
+        if self.keepers:
+            for keeper in list(self.keepers):
+                keeper.shed(stream or 1)
+            self._collect()
+            pieces = self._take(forms, stream)
+            if pieces:
+                return pieces
+        holes = self._holes()
+        for share in (32, 64, 128, 256, 0):
+            # Small ones first, so that large ones have what is behind them to themselves.
+            sizes = [form.nbytes + (form.nbytes // share // 256 * 256 if share else 0) for form in reversed(forms)]
+            if _fit(holes, sizes):
+                break
+        else:
+            return None
         free, self._free = self._free, []
         for number in {piece.stream for piece in free}:
             stream_of(number, self._device).synchronize()
         free.clear()
-        # A little more than rounding takes, if it is there: so that the next one that is larger finds room.
-        return self._new(min(form.piece_bytes + form.nbytes // 32 // 512 * 512, largest // 256 * 256), stream)
+        made = [self._new(size, stream) for size in sizes]
+        pieces = [piece for piece in made if piece is not None]
+        if len(pieces) < len(made):  # another thread has it
+            self._free += pieces
+            return None
+        return pieces[::-1]
 
-    def _largest_hole(self) -> int:
-        """Bytes of the largest one that there would be without the free pieces. All pieces of the heap are known here:
-        nobody waits for the work of free pieces in vain."""
+    def _holes(self) -> List[int]:
+        """The bytes of the holes that there would be without the free pieces, by address. All pieces of the heap are
+        known here: nobody waits for the work of free pieces in vain."""
         used = [*self._handed_out.values(), *self._spare, *(
             piece for pieces in self._of_graphs.values() for piece in pieces)]
-        blocks = sorted((piece.block.address, piece.block.nbytes) for piece in used)
-        at, largest = self._first or 0, 0
-        for address, nbytes in blocks:
-            largest = max(largest, address - at)
+        at = first = self._first or 0
+        holes = []
+        for address, nbytes in sorted((piece.block.address, piece.nbytes) for piece in used):
+            holes.append(address - at)
             at = address + nbytes
-        return max(largest, (self._first or 0) + self._group.alloc_bytes - at)
+        return [*holes, first + self._group.alloc_bytes - at]
 
     def prepare_graphs(self, form: Form) -> None:
         """Keeps a piece for graphs: eager calls may fill the rest, and nothing can be freed during a capture."""
@@ -319,7 +360,7 @@ class CudaHeap(Heap):
 
     def _new_of_graphs(self, nbytes: int) -> Optional[_Piece]:
         for piece in self._spare:
-            if piece.block.nbytes == nbytes:
+            if piece.nbytes == nbytes:
                 self._spare.remove(piece)
                 return piece
         return self._new(nbytes, 0, in_graph=True)
@@ -328,6 +369,6 @@ class CudaHeap(Heap):
         while self._returned:
             piece = self._returned.popleft()
             if piece.in_graph:
-                self._of_graphs.setdefault((piece.block.nbytes, piece.stream), []).append(piece)
+                self._of_graphs.setdefault((piece.nbytes, piece.stream), []).append(piece)
             else:
                 self._free.append(piece)

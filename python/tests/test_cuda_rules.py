@@ -272,6 +272,27 @@ class Memory(Rules):
         self.assertTrue(self.heap.holds(self.heap.empty((40000,), torch.uint8)))  # there is room now
         self.assertEqual(sorted(line for line in story if "host" in line), ["the host waits for current"])
 
+    def test_several_pieces_make_room_together(self) -> None:
+        """Whatever there was before, where all of the heap is free: a small piece in the middle, which is used again,
+        would leave no room for a large one, and a large one that has nearly all of the heap none for a small one."""
+        forms = [Form(((size,), torch.uint8, None)) for size in (60000, 2000)]
+        for before in ((30000, 2000), (65000,), (2000, 30000, 2000, 20000), (300,) * 9):
+            kept: Any = [self.heap.empty((size,), torch.uint8) for size in before]
+            self.assertTrue(all(map(self.heap.holds, kept)))
+            kept.clear()
+            self.assertEqual(len(self.heap.reserve_all(forms, evict=False)), 0)
+            for _ in range(2):
+                kept = self.heap.reserve_all(forms)
+                self.assertEqual([one.form for one in kept], forms)
+                kept = None
+            self.assertEqual(story, ["the host waits for current"])
+            story.clear()
+            kept = self.heap.reserve_all(forms)
+            self.assertEqual(self.heap.reserve_all(forms), [])
+            kept = None
+            self.heap._collect()
+            self.heap._free.clear()
+
     def test_a_piece_that_fits_only_without_rounding(self) -> None:
         first = self.heap.empty((2000,), torch.uint8)
         rest = self.heap.empty((63000,), torch.uint8)
