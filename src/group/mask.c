@@ -69,29 +69,16 @@ static epx_status keep_epochs(struct epx_group *group, epx_stream stream)
     return status;
 }
 
-/* Of masked_by_update. A rank is marked before the kernel masks it: a proxy would take it for masked by a deadline. */
-enum { NOT_BY_UPDATE, BY_UPDATE, ABOUT_TO_MASK };
-
-static void mark_by_update(struct epx_group *group, int rank, int mark)
-{
-    /* Release: pairs with the acquire in mask_by_deadline(). */
-    __atomic_store_n(&group->masked_by_update[rank], (uint8_t)mark, __ATOMIC_RELEASE);
-}
-
 void mask_forget_updates(struct epx_group *group)
 {
     group->mask_updated = 0;
-    for (int r = 0; r < group->nranks; r++)
-        mark_by_update(group, r, NOT_BY_UPDATE);
+    memset(group->masked_by_update, 0, (size_t)group->nranks);
 }
 
 int mask_by_deadline(const struct epx_group *group, int rank)
 {
-    /* Acquire: pairs with wait_failed() in a kernel, activate() and mark_by_update(). The mask once more: a rank whose
-     * mark is gone is active by then. */
-    return !__atomic_load_n(&group->shadow.mask[rank], __ATOMIC_ACQUIRE) &&
-           !__atomic_load_n(&group->masked_by_update[rank], __ATOMIC_ACQUIRE) &&
-           !__atomic_load_n(&group->shadow.mask[rank], __ATOMIC_ACQUIRE);
+    /* Acquire: pairs with wait_failed() in a kernel, and with group_device_members(). */
+    return __atomic_load_n(&group->shadow.by_deadline[rank], __ATOMIC_ACQUIRE) != 0;
 }
 
 epx_status mask_update(struct epx_group *group, const int32_t *host_mask, epx_stream stream)
@@ -104,16 +91,12 @@ epx_status mask_update(struct epx_group *group, const int32_t *host_mask, epx_st
     memset(&params, 0, sizeof(params));
     params.g = group->dev;
     params.update = 1;
-    for (int r = 0; r < group->nranks; r++) {
+    for (int r = 0; r < group->nranks; r++)
         params.bits[r / 8] |= (uint8_t)(host_mask[r] << (r % 8));
-        if (!host_mask[r] && !group->masked_by_update[r] && !(has_host_access(group) && mask_by_deadline(group, r)))
-            mark_by_update(group, r, ABOUT_TO_MASK);
-    }
     status = launch_mask(group, &params, stream);
-    for (int r = 0; r < group->nranks; r++) {
-        if (group->masked_by_update[r] == ABOUT_TO_MASK)
-            mark_by_update(group, r, status == EPX_OK ? BY_UPDATE : NOT_BY_UPDATE);
-        group->mask_updated |= status == EPX_OK && !host_mask[r] && !group->map.out[r];
+    for (int r = 0; r < group->nranks && status == EPX_OK; r++) {
+        group->masked_by_update[r] |= !host_mask[r] && !mask_by_deadline(group, r);
+        group->mask_updated |= !host_mask[r] && !group->map.out[r];
     }
     return status;
 }
@@ -156,11 +139,11 @@ static epx_status activate(struct epx_group *group, int rank)
     epx_status status = EPX_OK;
 
     if (has_host_access(group))
-        __atomic_store_n(&group->shadow.mask[rank], active, __ATOMIC_RELEASE); /* pairs with mask_by_deadline() */
+        __atomic_store_n(&group->shadow.mask[rank], active, __ATOMIC_RELEASE); /* pairs with mask_read() */
     else
         status = group->device->ops->copy(group->device, &group->shadow.mask[rank], &active, sizeof(active));
     if (status == EPX_OK)
-        mark_by_update(group, rank, NOT_BY_UPDATE);
+        group->masked_by_update[rank] = 0;
     return status;
 }
 

@@ -9,8 +9,8 @@
 epx_status mask_read(const struct epx_group *group, int rank, int32_t *active);
 /* *masked: by a timeout, by mask_update(), or because the ranks left it out when they recovered. */
 epx_status mask_is_set(const struct epx_group *group, int rank, int *masked);
-/* From any thread, where the host reads the mask (DEVICE_HOST_ACCESS): a deadline has masked this rank, not
- * epx_mask_update, by which it may become active again. */
+/* From any thread: a deadline has masked this rank, or the ranks left it out when they recovered. Not epx_mask_update,
+ * by which it may become active again. */
 int mask_by_deadline(const struct epx_group *group, int rank);
 /* In stream order. */
 epx_status mask_query(struct epx_group *group, int32_t *device_mask, epx_stream stream);

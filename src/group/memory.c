@@ -19,7 +19,7 @@ struct blocks {
 
 /* In memory that host and device share. */
 struct host_blocks {
-    size_t windows, counters, sent, aggregates, sent_all, total;
+    size_t windows, by_deadline, counters, sent, aggregates, sent_all, total;
 };
 
 /* One for each (ring, kind, slot). */
@@ -96,6 +96,7 @@ static struct host_blocks lay_out_host(const struct epx_group *group)
 
     memset(&b, 0, sizeof(b));
     b.windows = take(&at, sizeof(uint64_t));
+    b.by_deadline = take(&at, R * sizeof(uint32_t));
     if (group->nnodes > 1) {
         b.counters = take(&at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
         b.sent = take(&at, R * sizeof(uint64_t));
@@ -299,6 +300,7 @@ epx_status group_device_alloc(struct epx_group *group)
         return status;
     group->error = group->host_memory;
     group->shadow.windows = (uint64_t *)((char *)group->host_memory + hb.windows);
+    group->shadow.by_deadline = (uint32_t *)((char *)group->host_memory + hb.by_deadline);
     status = group_mem_alloc(group, b.total, &group->device_memory);
     if (status != EPX_OK) {
         group->device_memory = NULL;
@@ -322,6 +324,14 @@ epx_status group_device_fill(struct epx_group *group)
     return copy_in(group, &b);
 }
 
+/* Of the ranks that are left out, or of the members: by_deadline[]. */
+static void set_by_deadline(struct epx_group *group, int out)
+{
+    for (int r = 0; r < group->nranks; r++)
+        if (!group->map.out[r] == !out) /* release: pairs with the acquire in mask_by_deadline() */
+            __atomic_store_n(&group->shadow.by_deadline[r], (uint32_t)out, __ATOMIC_RELEASE);
+}
+
 epx_status group_device_members(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
@@ -335,7 +345,10 @@ epx_status group_device_members(struct epx_group *group)
         return fail(EPX_ERR_MEMORY, "no memory for the mask of %d ranks", group->nranks);
     for (int r = 0; r < group->nranks; r++)
         in[r] = !group->map.out[r];
+    set_by_deadline(group, 1); /* before the mask, and after it: a proxy would take them for masked by hand */
     status = ops->copy(group->device, base + b.mask, in, bytes);
+    if (status == EPX_OK)
+        set_by_deadline(group, 0);
     if (status == EPX_OK)
         status = ops->copy(group->device, base + b.members, in, bytes);
     free(in);

@@ -53,18 +53,6 @@ static int is_masked(const struct epx_group *group, int peer)
     return group->set.enable_mask && peer >= 0 && mask_read(group, peer, &active) == EPX_OK && !active;
 }
 
-/* Whether a deadline has masked this rank. Where the mask is in GPU memory, what the kernel has told the host: that of
- * the first such rank. */
-static int lost_by_deadline(const struct epx_group *group, int rank)
-{
-    const struct error_record *e = group->error;
-
-    if (group->device->ops->caps & DEVICE_HOST_ACCESS)
-        return mask_by_deadline(group, rank);
-    return __atomic_load_n(&e->state, __ATOMIC_ACQUIRE) == ERROR_SET && /* pairs with the release in report() */
-           e->status == EPX_ERR_TIMEOUT && e->detail[0] == 1 && e->peer == rank;
-}
-
 /* Is the loss of a peer news? A peer that ends after a failure of which this rank has heard is not the cause. */
 static int is_news(struct epx_group *group, int masked, const char *text)
 {
@@ -105,7 +93,7 @@ static void on_given_up(void *context, int peer, int error, const char *text)
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
         return; /* before it looks at anything: a proxy that was abandoned may come back late */
-    if (!is_news(group, is_masked(group, peer) && !lost_by_deadline(group, peer), text))
+    if (!is_news(group, is_masked(group, peer) && !mask_by_deadline(group, peer), text))
         return;
     log_line(LOG_WARN, "%s", text);
     error_record_net(group, EPX_ERR_PEER, peer, 0, error, text);
@@ -146,7 +134,7 @@ static int goes_on_without(void *context, int rank)
 {
     struct epx_group *group = context;
 
-    return __atomic_load_n(&group->closing, __ATOMIC_RELAXED) < CLOSING_MEMORY && lost_by_deadline(group, rank) &&
+    return __atomic_load_n(&group->closing, __ATOMIC_RELAXED) < CLOSING_MEMORY && mask_by_deadline(group, rank) &&
            !abort_word(group);
 }
 

@@ -62,7 +62,7 @@ struct epx_group {
     int use_membership;            /* collective steps go through it during recovery */
     int masks_hidden;              /* queries show masked ranks as active: epx_mask_clean_active */
     int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */
-    uint8_t *masked_by_update;     /* [R]: which; proxy threads read it (mask_by_deadline) */
+    uint8_t *masked_by_update;     /* [R]: which, but for those that a deadline has masked */
     uint64_t *mask_epochs;         /* device: group_state.epoch, and the mask, when the first of them was masked */
     int mask_epochs_known;         /* 0: nothing is there, for a graph masks ranks */
     void *room;                    /* what a collective step receives: handshake_begin() */
@@ -95,7 +95,7 @@ struct epx_group {
     void *device_memory;           /* one block: group_dev, state, mask, heap table, route tables */
     struct group_dev *dev;         /* device memory */
     struct group_dev shadow;       /* the host's copy */
-    void *host_memory;             /* one block: error record, count of windows, the proxies' counters */
+    void *host_memory;             /* one block: error record, count of windows, by_deadline, the proxies' counters */
     uint64_t windows_own;          /* calls of which this rank knew that rows would pass through windows */
     int windows_quiet;             /* calls since group_dev.windows was more than that */
     struct error_record *error;    /* the kernels' */

@@ -182,6 +182,7 @@ struct group_dev {
     char *net;              /* the memory of this rank that the network reads and writes: its heap, or host memory */
     char *counts_copy;      /* [R]: what each rank said in the last update, see hn_fetch() */
     int32_t *packed_at;     /* [halves*M*K]: where LogFMT rows of other nodes begin, in units of 16 bytes */
+    uint32_t *by_deadline;  /* [R]: 1: a deadline has masked this rank, not epx_mask_update; host memory */
 };
 
 /* What the host reads after a high-throughput notify. */

@@ -55,8 +55,10 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
             return wait_failed_by_word(ag, g, phase, target, seen);
         if (ended == WAIT_OK) {
             report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
-            if (ag_leader(ag)) /* a proxy thread may read it: pairs with mask_read() */
+            if (ag_leader(ag)) { /* proxy threads read them: pairs with mask_by_deadline() and mask_read() */
+                ag_store_release32(&g->by_deadline[peer], 1);
                 ag_store_release32((uint32_t *)&g->mask[peer], 0);
+            }
             AG_GOES_ON(ag, g, peer);
             ag_sync(ag);
             return 0;

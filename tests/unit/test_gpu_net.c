@@ -12,6 +12,7 @@
 #include "tests/lib/thread_boot.h"
 #include "tests/lib/unit.h"
 #include "tests/lib/unit_net.h"
+#include "proxy/internal.h"
 #include "tests/unit/proxy_fixture.h"
 #include "util/runtime.h"
 
@@ -304,9 +305,67 @@ static void libfabric_over_tcp_has_host_memory_for_the_network(void **state)
     expect_place("device", ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", NULL, EPX_ERR_UNSUPPORTED, 1, 0, 0});
 }
 
+/* ---- Masks in memory that the host does not read */
+
+static int goes_on_without(const struct epx_group *group, int rank)
+{
+    const struct proxy_options *o = &group->proxies->options;
+
+    return o->goes_on_without(o->context, rank);
+}
+
+static int knows_the_lost(struct fixture *s, const char *when)
+{
+    for (int r = 0; r < s->nranks; r++)
+        if (goes_on_without(s->group, r) != (r != s->rank))
+            return fixture_fail(s, when);
+    return 0;
+}
+
+/* Nothing arrives: each rank masks all others. What comes from them later is answered by the proxies. */
+static int lose_all_others(struct fixture *s)
+{
+    int32_t one[3] = {1, 1, 1};
+
+    for (int r = 0; r < s->nranks; r++)
+        if (goes_on_without(s->group, r))
+            return fixture_fail(s, "nobody is masked yet");
+    one[(s->rank + 1) % 3] = 0;
+    if (epx_mask_update(s->group, one, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK ||
+        goes_on_without(s->group, (s->rank + 1) % 3))
+        return fixture_fail(s, "a rank that was masked by hand");
+    one[(s->rank + 1) % 3] = 1;
+    fixture_refill(s);
+    if (epx_mask_update(s->group, one, NULL) != EPX_OK || epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
+        epx_dispatch(s->ll, &s->in, &s->ll_out, NULL, NULL, NULL) != EPX_OK ||
+        epx_stream_sync(s->group, NULL) != EPX_ERR_TIMEOUT)
+        return fixture_fail(s, "a dispatch that nobody answers");
+    if (knows_the_lost(s, "after the deadline"))
+        return -1;
+    if (epx_group_error_clear(s->group) != EPX_OK)
+        return fixture_fail(s, "epx_group_error_clear");
+    return knows_the_lost(s, "after epx_group_error_clear");
+}
+
+static void the_host_knows_all_ranks_that_a_deadline_has_masked(void **state)
+{
+    epx_group_config config = fixture_config(300);
+
+    (void)state;
+    make_gpu_device(ARRIVALS_VISIBLE);
+    gpu_ops.caps &= ~(unsigned)DEVICE_HOST_ACCESS;
+    config.device = EPX_DEVICE_AUTO;
+    config.ranks_per_node = 1;
+    config.enable_mask = 1;
+    snprintf(config.net, sizeof(config.net), "null");
+    assert_int_equal(fixture_run(3, &config, lose_all_others, NULL), 0);
+    runtime_swap(NULL);
+}
+
 UNIT_MAIN(cmocka_unit_test(what_arrives_is_visible_flushed_or_refused_as_the_driver_says),
           TEST(the_device_is_flushed_before_an_arrival_is_counted), TEST(where_arrivals_are_visible_nothing_is_flushed),
           TEST(a_flush_that_fails_is_an_error_of_the_group), TEST(rings_lie_where_kernels_and_host_reach_them),
           cmocka_unit_test(heaps_lie_where_the_network_reaches_them),
           cmocka_unit_test(what_cannot_work_is_refused_with_the_reason),
-          cmocka_unit_test(libfabric_over_tcp_has_host_memory_for_the_network))
+          cmocka_unit_test(libfabric_over_tcp_has_host_memory_for_the_network),
+          cmocka_unit_test(the_host_knows_all_ranks_that_a_deadline_has_masked))
