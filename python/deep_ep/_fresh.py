@@ -25,7 +25,7 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.
 
 _ALL = 8  # one of so many guesses tries all numbers of rows to spare
 _EVICTS = 64  # one of so many guesses makes room in a full heap, which takes time
-_SPARE = (32, 128)  # rows to spare: one of so many, or of so many where memory for those is missing, or none
+_SPARE = (32, 64, 128, 512)  # rows to spare: one of so many. The less memory there is, the fewer; at last, none
 _AT_LEAST = 4  # rows by which a guess comes down
 
 _Memory = TypeVar("_Memory")

@@ -211,6 +211,7 @@ class CudaHeap(Heap):
         # By address. A lease in a reference cycle is finalized together with what only it refers to, as in Pool.
         self._handed_out: Dict[int, _Piece] = {}
         self._first: Optional[int] = None  # the address where the heap begins: that of its first piece
+        self._too_large = sys.maxsize  # bytes that had no room since the last piece was freed
         self._closed = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -291,8 +292,9 @@ class CudaHeap(Heap):
         return best
 
     def _new(self, nbytes: int, stream: int, in_graph: bool = False) -> Optional[_Piece]:
-        block = self._try_alloc(nbytes)
+        block = self._try_alloc(nbytes) if nbytes < self._too_large else None
         if block is None:
+            self._too_large = min(nbytes, self._too_large)
             return None
         self._first = block.address if self._first is None else min(self._first, block.address)
         piece = _Piece(block, in_graph)
@@ -320,6 +322,7 @@ class CudaHeap(Heap):
         for number in {piece.stream for piece in free}:
             stream_of(number, self._device).synchronize()
         free.clear()
+        self._too_large = sys.maxsize
         made = [self._new(size, stream) for size in sizes]
         pieces = [piece for piece in made if piece is not None]
         if len(pieces) < len(made):  # another thread has it
