@@ -88,15 +88,17 @@ struct hc_asked {
     int64_t number; /* of the first entry, in the windows of who asks */
 };
 
-/* The rows of this rank for `items` items that rank s asks for: an agent looks at several entries together. */
-KFN_STEP void hc_push_items(struct agent *ag, const struct ht_combine_params *p, int s, struct hc_asked asked,
-                            int64_t items)
+/* The rows of this rank for `items` items that rank s asks for: an agent looks at several entries together. `before`
+ * such parts are shared out already; returns how many are then. */
+KFN_STEP int64_t hc_push_items(struct agent *ag, const struct ht_combine_params *p, int s, struct hc_asked asked,
+                               int64_t items, int64_t before)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, L = g->local_experts;
-    const int64_t last = items * K;
+    const int64_t last = items * K, parts = (last + HW_ENTRIES - 1) / HW_ENTRIES;
 
-    for (int64_t at = (int64_t)ag_index(ag) * HW_ENTRIES; at < last; at += (int64_t)ag_count(ag) * HW_ENTRIES) {
+    for (int64_t part = ht_first_item(ag, before); part < parts; part += ag_count(ag)) {
+        const int64_t at = part * HW_ENTRIES;
         const int many = last - at < HW_ENTRIES ? (int)(last - at) : HW_ENTRIES;
         struct pair_set found;
         int n = 0;
@@ -118,10 +120,12 @@ KFN_STEP void hc_push_items(struct agent *ag, const struct ht_combine_params *p,
             hc_push_row(ag, p, s, asked.number + at + entry.a, entry.b);
         }
     }
+    return before + parts;
 }
 
-/* The rows of this rank for tokens [first, end) of rank s. */
-KFN void hc_push_tokens(struct agent *ag, const struct ht_combine_params *p, int s, int first, int end)
+/* The rows of this rank for tokens [first, end) of rank s. `before`: as in hc_push_items(). */
+KFN int64_t hc_push_tokens(struct agent *ag, const struct ht_combine_params *p, int s, int first, int end,
+                           int64_t before)
 {
     const struct group_dev *g = p->g;
     const int64_t K = p->h->state->topk, two = (int64_t)2 * g->ht.sum_tokens;
@@ -133,9 +137,10 @@ KFN void hc_push_tokens(struct agent *ag, const struct ht_combine_params *p, int
         asked.stride = K;
         asked.rows = (int64_t)g->max_tokens * g->max_topk;
         asked.number = hc_window_number(g, p->h, first * K);
-        hc_push_items(ag, p, s, asked, many);
+        before = hc_push_items(ag, p, s, asked, many, before);
         first += (int)many;
     }
+    return before;
 }
 
 /* What this rank has for window k of every rank of the node, where it is in no reach of them. */
@@ -143,10 +148,11 @@ KFN void hc_push_windows(struct agent *ag, const struct ht_combine_params *p, in
 {
     const struct group_dev *g = p->g;
     const int first = k * g->ht.sum_tokens;
+    int64_t before = 0;
 
     for (int i = 0; i < g->node_size; i++) {
         const int s = hw_rank(g, i), n = g->mask[s] ? *hc_tokens_of(g, s) : 0;
-        hc_push_tokens(ag, p, s, first, first + g->ht.sum_tokens < n ? first + g->ht.sum_tokens : n);
+        before = hc_push_tokens(ag, p, s, first, first + g->ht.sum_tokens < n ? first + g->ht.sum_tokens : n, before);
     }
 }
 
@@ -154,11 +160,12 @@ KFN void hc_push_windows(struct agent *ag, const struct ht_combine_params *p, in
 KFN void hc_push_rounds(struct agent *ag, const struct ht_combine_params *p, int r)
 {
     const struct group_dev *g = p->g;
+    int64_t before = 0;
 
     for (int i = 0; i < g->node_size && r >= 0; i++) {
         const int s = hw_rank(g, i);
         if (g->mask[s] && r < hc_tokens_of(g, s)[1])
-            hc_push_tokens(ag, p, s, hc_round_tokens_of(g, s)[r], hc_round_tokens_of(g, s)[r + 1]);
+            before = hc_push_tokens(ag, p, s, hc_round_tokens_of(g, s)[r], hc_round_tokens_of(g, s)[r + 1], before);
     }
 }
 
@@ -167,6 +174,7 @@ KFN void hc_push_relays(struct agent *ag, const struct ht_combine_params *p, int
 {
     const struct group_dev *g = p->g;
     struct hc_asked asked;
+    int64_t before = 0;
 
     asked.stride = (int64_t)ht_route_bytes(p->h) / 4;
     asked.rows = p->h->state->topk;
@@ -177,7 +185,7 @@ KFN void hc_push_relays(struct agent *ag, const struct ht_combine_params *p, int
         const int relay = g->relay_of[s], j = g->relay_number[s];
         asked.ids = (const int32_t *)(heap_at(g, relay, ht_shown_block(g, j, r)) + HT_HEADER_BYTES) + 1;
         asked.number = hc_relayed_number(g, p->h, j, r, 0);
-        hc_push_items(ag, p, relay, asked, *hw_shown_rows(g, relay, r, j));
+        before = hc_push_items(ag, p, relay, asked, *hw_shown_rows(g, relay, r, j), before);
     }
 }
 

@@ -98,16 +98,17 @@ KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p
     hd_place_row(ag, p, &r);
 }
 
-/* What rank s has for this one in window k: an agent looks at several tokens together. Where the others went on without
- * this rank, the window may be in use again, and have anything in it. */
-KFN_STEP void hd_take_from(struct agent *ag, const struct ht_dispatch_params *p, int s, int k)
+/* What rank s has for this one in window k: an agent looks at several tokens together. `before` such parts of the
+ * window are shared out already; returns how many are then. Where the others went on without this rank, the window may
+ * be in use again, and have anything in it. */
+KFN_STEP int64_t hd_take_from(struct agent *ag, const struct ht_dispatch_params *p, int s, int k, int64_t before)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, each = HW_ENTRIES / K, shown = *hd_shown(g, s, k), L = g->local_experts;
-    const int n = shown < g->ht.take_tokens ? shown : g->ht.take_tokens;
+    const int n = shown < g->ht.take_tokens ? shown : g->ht.take_tokens, parts = (n + each - 1) / each;
 
-    for (int first = ag_index(ag) * each; first < n; first += ag_count(ag) * each) {
-        const int many = first + each < n ? each : n - first;
+    for (int64_t part = ht_first_item(ag, before); part < parts; part += ag_count(ag)) {
+        const int first = (int)part * each, many = first + each < n ? each : n - first;
         uint32_t mine = 0;
         AG_EACH(ag, int, e, many *K)
         {
@@ -118,6 +119,7 @@ KFN_STEP void hd_take_from(struct agent *ag, const struct ht_dispatch_params *p,
             if (ag_any(ag, (int)(mine >> i & 1)))
                 hd_take_token(ag, p, s, k, first + i);
     }
+    return before + parts;
 }
 
 /* Does a rank of the node take its rows from windows? All ranks of the node find the same, once descriptors are there:
@@ -266,6 +268,7 @@ KFN_STEP int hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k
 {
     const struct group_dev *g = p->g;
     const int windows = hw_windows(p->h, g->ht.take_tokens);
+    int64_t before = 0;
 
     if (p->nodes && hd_step_rounds(ag, p, k))
         return 1;
@@ -275,7 +278,7 @@ KFN_STEP int hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k
         return 0;
     for (int i = 0; i < g->node_size && k <= windows; i++)
         if (g->mask[hw_rank(g, i)])
-            hd_take_from(ag, p, hw_rank(g, i), k - 1);
+            before = hd_take_from(ag, p, hw_rank(g, i), k - 1, before);
     if (p->nodes)
         hd_take_rounds(ag, p, k - 1);
     return 0;
