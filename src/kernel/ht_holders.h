@@ -47,19 +47,11 @@ KFN const struct hc_desc *hc_desc_for(const struct group_dev *g, const struct hc
     return descs ? &descs[rank] : hc_desc_of(g, rank);
 }
 
-/* What lies `offset` bytes into the heap of a rank of the node, or into a region that it exports. */
-KFN const char *hc_at(const struct group_dev *g, int rank, int32_t in, uint64_t offset)
-{
-    if (in == 0)
-        return heap_at(g, rank, offset);
-    return (const char *)(uintptr_t)(g->regions[rank * REGION_SLOTS + in - 1] + offset);
-}
-
 KFN const char *hc_row_at(const struct group_dev *g, int rank, const struct hc_desc *desc, int32_t row)
 {
     if (desc->tokens_in == IN_WINDOW)
         return hc_window_row(g, g->rank, row);
-    return hc_at(g, rank, desc->tokens_in, desc->tokens + (uint64_t)row * desc->token_stride);
+    return reach_at(g, rank, desc->tokens_in, desc->tokens + (uint64_t)row * desc->token_stride);
 }
 
 /* The number of the row of entry k: at its rank, or in the own window. */
@@ -78,7 +70,7 @@ KFN const float *hc_weights_at(const struct ht_combine_params *p, int rank, cons
 
     if (desc->tokens_in == IN_WINDOW)
         return (const float *)(hc_window_row(p->g, p->g->rank, row) + row_scales_at(&p->signature));
-    return (const float *)hc_at(p->g, rank, desc->weights_in, desc->weights) + (int64_t)row * n;
+    return (const float *)reach_at(p->g, rank, desc->weights_in, desc->weights) + (int64_t)row * n;
 }
 
 /* In a compact top-k row of rank d, the place of this token's k-th id. */

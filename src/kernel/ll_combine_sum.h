@@ -14,14 +14,6 @@ KFN int64_t lc_place(const struct ll_combine_params *p, int d, int64_t i)
                                             : (int64_t)h->back[d] + h->ridx[i];
 }
 
-/* The rows of rank d of the node, `at` bytes into its heap, or into a region that this rank has imported. */
-KFN const char *lc_rows_of(const struct group_dev *g, int d, int32_t in, uint64_t at)
-{
-    if (in == 0)
-        return heap_at(g, d, at);
-    return (const char *)(uintptr_t)(g->regions[d * REGION_SLOTS + in - 1] + at);
-}
-
 /* With masks: the others have gone on without this rank, which slept. What it has just read of them may be of a later
  * operation, and no address follows from it. They set its abort word first, so this operation is not good. On a GPU,
  * whose kernels only a debugger stops for a whole deadline, nobody looks: it would cost a load for each row. */
@@ -48,7 +40,7 @@ KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, c
     const struct lc_desc at = *desc;
     if (!at.pulled || lc_is_stale(g))
         return lc_slot(g, g->rank, epoch) + g->ll.crows + lc_row_at(p, (uint64_t)lc_place(p, d, i));
-    return lc_rows_of(g, d, at.rows_in, at.rows) + (size_t)(by_rank ? g->rank : l) * at.outer_stride +
+    return reach_at(g, d, at.rows_in, at.rows) + (size_t)(by_rank ? g->rank : l) * at.outer_stride +
            (size_t)(first + number) * at.row_stride;
 }
 

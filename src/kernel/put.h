@@ -24,6 +24,15 @@ KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
     return (char *)((uintptr_t)g->heap[rank] + offset); /* of struct ht_dispatch_params.own: anywhere */
 }
 
+/* What the ranks of the node may read `offset` bytes into the heap of one of them (`in` 0), or into the region in slot
+ * `in` - 1 that it exports (group/region.h). */
+KFN const char *reach_at(const struct group_dev *g, int rank, int32_t in, uint64_t offset)
+{
+    if (in == 0)
+        return heap_at(g, rank, offset);
+    return (const char *)(uintptr_t)(g->regions[rank * REGION_SLOTS + in - 1] + offset);
+}
+
 /* Where the network of this rank reads and writes. */
 KFN char *net_at(const struct group_dev *g, uint64_t offset)
 {
