@@ -287,7 +287,8 @@ static void plan_ht_node(const struct settings *set, struct ht_layout *ht)
 
     ht->rows = set->max_recv_tokens;
     if (!has_windows(set, ht)) {
-        ht->take_tokens = ht->sum_tokens = (int32_t)M; /* all tokens are one window: kernels divide by these */
+        /* All tokens are one window: kernels divide by these. */
+        ht->take_tokens = ht->sum_tokens = ht->wide_tokens = (int32_t)M;
         return;
     }
     if (set->nnodes > 1) {
@@ -299,6 +300,7 @@ static void plan_ht_node(const struct settings *set, struct ht_layout *ht)
     sum_tokens = ht->half / (K * ht->cpitch);
     ht->window_row = taken;
     ht->take_tokens = (int32_t)(take_tokens < M ? take_tokens : M);
+    ht->wide_tokens = (int32_t)least((ht->half - 64 - 16) / (2 * routes), M); /* at least M / 2 */
     ht->sum_tokens = (int32_t)(sum_tokens < M ? sum_tokens : M);
     ht->rows = bytes > 2 * ht->half + row ? (int64_t)((bytes - 2 * ht->half) / row) : 1;
 }

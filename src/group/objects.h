@@ -98,6 +98,9 @@ struct epx_group {
     void *host_memory;             /* one block: error record, count of windows, by_deadline, the proxies' counters */
     uint64_t windows_own;          /* calls of which this rank knew that rows would pass through windows */
     int windows_quiet;             /* calls since group_dev.windows was more than that */
+    uint64_t windows_hinted;       /* what it was last */
+    uint64_t windows_with_rows;    /* dispatches with rows in windows, likewise */
+    int windows_wide;              /* changes since these were fewer */
     struct error_record *error;    /* the kernels' */
     struct error_record net_error; /* the proxies' */
     char net_text[224];            /* of net_error: for what has no message of its own */

@@ -149,11 +149,15 @@ struct lc_desc {
 };
 EPX_STATIC_ASSERT(sizeof(struct lc_desc) == 64, "shared between ranks");
 
+/* struct hc_desc.tokens_in: this rank writes its rows into their readers' windows (ht_window.h). struct
+ * hd_shown.rows_in: its rows are in its own window. */
+enum { IN_WINDOW = -1 };
+
 /* High-throughput dispatch: where this rank wants its rows. Offsets into its heap; 0 = not asked for. */
 struct hd_desc {
     struct signature signature;
     int32_t idx;      /* IDX_* */
-    int32_t pulls;    /* 1: nobody writes there; this rank takes its rows from windows (ht_window.h) */
+    int32_t pulls;    /* HD_* */
     int64_t capacity; /* rows */
     uint64_t tokens, token_stride;
     uint64_t scales, scale_row_stride, scale_stride;
@@ -162,10 +166,30 @@ struct hd_desc {
     int32_t map_lines, source_stride;
 };
 EPX_STATIC_ASSERT(sizeof(struct hd_desc) == 128, "shared between ranks");
+/* struct hd_desc.pulls, where rows may pass through windows (ht_window.h). */
+enum {
+    HD_PULLS = 1,   /* nobody writes to this rank's tensors: it takes its rows itself */
+    HD_IN_REACH = 2 /* its own tokens are taken where they are, not from its window */
+};
+
+/* Opens a half of a window of dispatch. */
+struct hd_shown {
+    int32_t tokens;  /* of this window */
+    int32_t rows_in; /* where their rows are: IN_WINDOW, or what the offsets count from, as in struct hc_desc */
+    int32_t scales_in;
+    int32_t reserved;
+    uint64_t rows, row_stride; /* of all tokens of the rank, not of the window alone */
+    uint64_t scales, scale_row_stride, scale_stride;
+};
+EPX_STATIC_ASSERT(sizeof(struct hd_shown) == 56, "shared between ranks");
 EPX_STATIC_ASSERT(sizeof(struct signature) <= HT_HEADER_BYTES, "a header holds it");
 
 /* Regions that a rank exports at a time (group/region.h). */
 #define REGION_SLOTS 64
+
+/* What an operation with steps of windows adds to *group_dev.windows: one of these, or both. */
+#define HW_HINT ((uint64_t)1)
+#define HW_HINT_ROWS ((uint64_t)1 << 32) /* a dispatch, with rows in windows */
 
 /* High-throughput combine: where this rank's rows are. */
 struct hc_desc {
@@ -176,8 +200,6 @@ struct hc_desc {
     int32_t tokens_in,
         weights_in; /* what the offsets count from: 0 = this rank's heap, n = the region in its slot n - 1; IN_WINDOW */
 };
-/* struct hc_desc.tokens_in: this rank writes its rows into their readers' windows (ht_window.h). */
-enum { IN_WINDOW = -1 };
 EPX_STATIC_ASSERT(sizeof(struct hc_desc) == 64, "shared between ranks");
 
 /* Offsets inside a heap, computed once from the configuration. */
@@ -213,9 +235,11 @@ struct ht_layout {
     uint64_t window_routes; /* combine: the tokens of this rank, ids[M][K], rows[M][K]; between nodes round_token[] */
     int32_t take_tokens;    /* dispatch: tokens of a window */
     int32_t sum_tokens;     /* combine: likewise; between nodes the most of a round */
-    uint64_t window_shown;  /* between nodes, [2][relay_max]: rows of each source in a round that the node looks at */
-    uint64_t relay_window;  /* combine, [2][relay_max][C][K]: rows that this rank sums as a relay */
-    uint64_t shown;         /* split, [2][relay_max]: copies of slots of rounds that the node looks at */
+    int32_t wide_tokens;    /* dispatch on one node: tokens of a window that has no rows (HD_IN_REACH) */
+    int32_t reserved;
+    uint64_t window_shown; /* between nodes, [2][relay_max]: rows of each source in a round that the node looks at */
+    uint64_t relay_window; /* combine, [2][relay_max][C][K]: rows that this rank sums as a relay */
+    uint64_t shown;        /* split, [2][relay_max]: copies of slots of rounds that the node looks at */
     /* Between nodes */
     int32_t round_rows;           /* C: most rows of a round to one node */
     int32_t block_tokens;         /* a round is a number of blocks of so many tokens */

@@ -14,8 +14,8 @@
  * record of where it goes. The relay writes it straight to its places in its node, as if it were its own row; its
  * HD_DATA = e to the node covers what it forwarded.
  *
- * Where a rank of the node gets more rows than a receive buffer holds, those of tensors in ordinary memory pass through
- * windows instead (ht_window.h).
+ * Where a rank of the node gets more rows than a receive buffer holds, it takes those of tensors in ordinary memory
+ * itself: from the tokens of the other ranks if these are in reach, else from their windows (ht_window.h).
  *
  * A receiver's next descriptor comes only after this epoch's HD_DATA of all: no row can land in the wrong epoch.
  */
@@ -66,8 +66,8 @@ KFN void hd_send_tokens(struct agent *ag, const struct ht_dispatch_params *p, ch
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
-/* Counted once per operation, by one lane. */
-KFN_STEP void hd_count(const struct ht_dispatch_params *p)
+/* Counted once per operation, by one lane. `copied`: rows of this rank's own were copied once more. */
+KFN_STEP void hd_count(const struct ht_dispatch_params *p, int copied)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
@@ -84,7 +84,7 @@ KFN_STEP void hd_count(const struct ht_dispatch_params *p)
     ag_add_stat(&g->stats->rows_sent, all);
     ag_add_stat(&g->stats->bytes_peer, (uint64_t)h->state->peer_rows * (uint64_t)p->signature.hidden_bytes);
     ag_add_stat(&g->stats->rows_received, (uint64_t)h->state->filled_rows);
-    if (p->buffered & BUFFERED_TOKENS)
+    if (copied)
         ag_add_stat(&g->stats->bytes_local, (uint64_t)h->state->filled_rows * (uint64_t)p->signature.hidden_bytes);
 }
 
@@ -98,7 +98,8 @@ KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint6
     if (ag_leader(ag)) {
         struct hd_desc *desc = hd_desc_of(g, g->rank);
         *desc = p->desc;
-        desc->pulls = p->buffered && p->h->state->windowed;
+        desc->pulls =
+            (p->buffered && p->h->state->windowed ? HD_PULLS : 0) | (p->shown.rows_in != IN_WINDOW ? HD_IN_REACH : 0);
     }
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch);
@@ -118,7 +119,11 @@ KFN_STEP int hd_ready(struct agent *ag, const struct ht_dispatch_params *p, uint
         return 1;
     if (check_node(ag, g, &p->signature, g->ht.dispatch_descs, sizeof(struct hd_desc), PHASE_HD_READY))
         return 1;
-    return AG_STAGED && !p->turns && hd_block_pulls(ag, p) && hd_windows(ag, p, epoch);
+#if AG_STAGED
+    return hd_block_pulls(ag, p) && hd_in_gate(p, hd_is_wide(ag, p)) && hd_windows(ag, p, epoch);
+#else
+    return 0;
+#endif
 }
 
 /* All rows that this rank writes into its node are written. */
@@ -132,6 +137,7 @@ KFN void hd_rows_done(struct agent *ag, const struct ht_dispatch_params *p, uint
         g->state->epoch[OP_HT_DISPATCH] = epoch;
     ag_sync(ag);
     const int pulled = hd_any_pulls(ag, p); /* not after the signal: descriptors may be those of the next operation */
+    const int copied = p->buffered & BUFFERED_TOKENS && !(pulled && hd_is_wide(ag, p));
     if (ag_leader(ag))
         g->state->pulled = pulled;
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
@@ -140,7 +146,7 @@ KFN void hd_rows_done(struct agent *ag, const struct ht_dispatch_params *p, uint
     if (ag_leader(ag)) {
         if (g->nnodes > 1)
             hd_count_rounds(p);
-        hd_count(p);
+        hd_count(p, copied);
     }
 }
 
@@ -174,7 +180,7 @@ KFN int hd_rows(struct agent *ag, const struct ht_dispatch_params *p)
  * given. One agent. */
 KFN_STEP int hd_release_pulled(struct agent *ag, const struct ht_dispatch_params *p)
 {
-    if (hd_release_rounds(ag, p, hd_steps(p, 0).count - 2, p->h->state->all_rounds))
+    if (hd_release_rounds(ag, p, hd_steps(p, 0, 0).count - 2, p->h->state->all_rounds))
         return 1;
     hd_release(ag, p);
     return 0;

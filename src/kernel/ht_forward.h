@@ -228,7 +228,7 @@ KFN int hd_is_taken(struct agent *ag, const struct ht_dispatch_params *p, const 
     AG_EACH(ag, int, k, p->h->state->topk)
     {
         const int d = ids[k] < 0 ? -1 : ids[k] / g->local_experts;
-        taken |= d >= 0 && is_local(g, d) && g->mask[d] && (descs ? &descs[d] : hd_desc_of(g, d))->pulls;
+        taken |= d >= 0 && is_local(g, d) && g->mask[d] && (descs ? &descs[d] : hd_desc_of(g, d))->pulls & HD_PULLS;
     }
     return ag_any(ag, taken);
 }

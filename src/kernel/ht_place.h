@@ -91,7 +91,7 @@ KFN int hd_writes_to(const struct group_dev *g, const struct hd_row *r, int d)
 {
     if (r->own)
         return d == g->rank;
-    return is_local(g, d) && g->mask[d] && !hd_desc_for(g, r, d)->pulls;
+    return is_local(g, d) && g->mask[d] && !(hd_desc_for(g, r, d)->pulls & HD_PULLS);
 }
 
 /* The rank of this node that takes the row for entry k, whose place is `pos`, or -1. The place is read once: in a

@@ -36,7 +36,8 @@ KFN int hc_block_pushes(struct agent *ag, const struct ht_combine_params *p)
 KFN struct hw_steps hc_steps(const struct ht_combine_params *p, uint64_t epoch)
 {
     const int windows = hw_windows(p->h, p->g->ht.sum_tokens);
-    const struct hw_steps s = {epoch, SIG_HC_STEP, PHASE_HC_STEP, p->nodes ? p->h->state->all_rounds + 3 : windows + 2};
+    const int count = p->nodes ? p->h->state->all_rounds + 3 : windows + 2;
+    const struct hw_steps s = {epoch, SIG_HC_STEP, PHASE_HC_STEP, count, HW_HINT};
     return s;
 }
 

@@ -11,10 +11,30 @@ KFN uint64_t hd_half(const struct group_dev *g, int k)
     return g->ht.window + (uint64_t)(k % 2) * g->ht.half;
 }
 
-/* Tokens of window k of `rank`: how many. */
-KFN int32_t *hd_shown(const struct group_dev *g, int rank, int k)
+/* Are the rows of all tokens of the node taken where they are? All ranks find the same, as in hd_any_pulls(). Then a
+ * window has routes alone, of so many tokens that a dispatch has hardly ever more than one. */
+KFN_STEP int hd_is_wide(struct agent *ag, const struct ht_dispatch_params *p)
 {
-    return (int32_t *)heap_at(g, rank, hd_half(g, k));
+    const struct group_dev *g = p->g;
+    int rows = p->nodes;
+
+    AG_EACH(ag, int, i, p->nodes ? 0 : g->node_size)
+    {
+        const int r = node_rank(g, i);
+        rows |= g->mask[r] && !(hd_desc_of(g, r)->pulls & HD_IN_REACH);
+    }
+    return !ag_any(ag, rows);
+}
+
+KFN int hd_window_tokens(const struct group_dev *g, int wide)
+{
+    return wide ? g->ht.wide_tokens : g->ht.take_tokens;
+}
+
+/* What opens window k of `rank`. */
+KFN struct hd_shown *hd_shown(const struct group_dev *g, int rank, int k)
+{
+    return (struct hd_shown *)heap_at(g, rank, hd_half(g, k));
 }
 
 /* ids[K] and rows[K] of token i of the window. */
@@ -23,7 +43,7 @@ KFN int32_t *hd_shown_route(const struct group_dev *g, const struct handle_dev *
     return (int32_t *)heap_at(g, rank, hd_half(g, k) + HW_HEADER_BYTES) + (size_t)i * 2 * (size_t)h->state->topk;
 }
 
-/* Its row as it travels; then lines[K] and weights[K]. */
+/* Its row as it travels, where rows are in the window; then lines[K] and weights[K]. */
 KFN char *hd_shown_row(const struct group_dev *g, int rank, int k, int i)
 {
     const uint64_t routes = up16((size_t)g->ht.take_tokens * 2 * (size_t)g->max_topk * 4);
@@ -31,17 +51,21 @@ KFN char *hd_shown_row(const struct group_dev *g, int rank, int k, int i)
     return heap_at(g, rank, hd_half(g, k) + HW_HEADER_BYTES + routes + (uint64_t)i * g->ht.window_row);
 }
 
-KFN int32_t *hd_shown_lines(const struct group_dev *g, int rank, int k, int i)
+KFN int32_t *hd_shown_lines(const struct group_dev *g, int rank, int k, int i, int wide)
 {
+    const uint64_t each = 2 * (uint64_t)g->max_topk * 4, routes = up16((size_t)g->ht.wide_tokens * each);
+
+    if (wide)
+        return (int32_t *)heap_at(g, rank, hd_half(g, k) + HW_HEADER_BYTES + routes + (uint64_t)i * each);
     return (int32_t *)(hd_shown_row(g, rank, k, i) + g->ht.window_row) - 2 * g->max_topk;
 }
 
-KFN_STEP void hd_show_token(struct agent *ag, const struct ht_dispatch_params *p, int k, int t)
+KFN_STEP void hd_show_token(struct agent *ag, const struct ht_dispatch_params *p, int k, int t, int wide)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const int K = h->state->topk, i = t - k * g->ht.take_tokens;
-    int32_t *route = hd_shown_route(g, h, g->rank, k, i), *lines = hd_shown_lines(g, g->rank, k, i);
+    const int K = h->state->topk, i = t - k * hd_window_tokens(g, wide);
+    int32_t *route = hd_shown_route(g, h, g->rank, k, i), *lines = hd_shown_lines(g, g->rank, k, i, wide);
     int wanted = 0;
 
     AG_EACH(ag, int, e, K)
@@ -50,7 +74,7 @@ KFN_STEP void hd_show_token(struct agent *ag, const struct ht_dispatch_params *p
         const int d = id < 0 ? -1 : id / g->local_experts;
         route[e] = id;
         route[K + e] = h->pos[(size_t)t * K + e];
-        wanted |= d >= 0 && is_local(g, d) && g->mask[d] && hd_desc_of(g, d)->pulls;
+        wanted |= d >= 0 && is_local(g, d) && g->mask[d] && hd_desc_of(g, d)->pulls & HD_PULLS;
     }
     if (!ag_any(ag, wanted))
         return;
@@ -60,26 +84,31 @@ KFN_STEP void hd_show_token(struct agent *ag, const struct ht_dispatch_params *p
         if (p->weights)
             ((float *)lines)[K + e] = p->weights[(size_t)t * K + e];
     }
-    row_stage(ag, hd_shown_row(g, g->rank, k, i), &p->in, &p->signature, t);
+    if (p->shown.rows_in == IN_WINDOW)
+        row_stage(ag, hd_shown_row(g, g->rank, k, i), &p->in, &p->signature, t);
 }
 
-KFN_STEP void hd_show_window(struct agent *ag, const struct ht_dispatch_params *p, int k)
+KFN_STEP void hd_show_window(struct agent *ag, const struct ht_dispatch_params *p, int k, int wide)
 {
-    const int ntokens = p->h->state->ntokens, first = k * p->g->ht.take_tokens;
-    const int end = first + p->g->ht.take_tokens < ntokens ? first + p->g->ht.take_tokens : ntokens;
+    const int ntokens = p->h->state->ntokens, each = hd_window_tokens(p->g, wide), first = k * each;
+    const int end = first + each < ntokens ? first + each : ntokens;
 
-    if (ag_index(ag) == 0 && ag_leader(ag))
-        *hd_shown(p->g, p->g->rank, k) = end > first ? end - first : 0;
+    if (ag_index(ag) == 0 && ag_leader(ag)) {
+        struct hd_shown *shown = hd_shown(p->g, p->g->rank, k);
+        *shown = p->shown;
+        shown->tokens = end > first ? end - first : 0;
+    }
     for (int t = first + ag_index(ag); t < end; t += ag_count(ag))
-        hd_show_token(ag, p, k, t);
+        hd_show_token(ag, p, k, t, wide);
 }
 
 /* Token i of window k of rank s to its places in this rank's tensors. */
-KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p, int s, int k, int i)
+KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p, int s, int k, int i, int wide)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->state->topk;
-    const int32_t *lines = hd_shown_lines(g, s, k, i);
+    const int K = p->h->state->topk, t = k * hd_window_tokens(g, wide) + i;
+    const struct hd_shown *shown = hd_shown(g, s, k);
+    const int32_t *lines = hd_shown_lines(g, s, k, i, wide);
     struct hd_row r;
 
     r.ids = hd_shown_route(g, p->h, s, k, i);
@@ -87,10 +116,17 @@ KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p
     r.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)lines + K : NULL;
     r.line = p->own.map && p->h->line ? lines : NULL;
     r.src_rank = s;
-    r.src_token = k * g->ht.take_tokens + i;
-    r.data = hd_shown_row(g, s, k, i);
-    r.scales = r.data + row_scales_at(&p->signature);
-    r.scale_stride = 4;
+    r.src_token = t;
+    /* With masks all rows are there, and the window may be in use again: see hd_take_from(). */
+    if (has_masks(g) || shown->rows_in == IN_WINDOW) {
+        r.data = hd_shown_row(g, s, k, i);
+        r.scales = r.data + row_scales_at(&p->signature);
+        r.scale_stride = 4;
+    } else {
+        r.data = reach_at(g, s, shown->rows_in, shown->rows + (uint64_t)t * shown->row_stride);
+        r.scales = reach_at(g, s, shown->scales_in, shown->scales + (uint64_t)t * shown->scale_row_stride);
+        r.scale_stride = (int64_t)shown->scale_stride;
+    }
     r.scratch = NULL;
     r.descs = NULL;
     r.own = &p->own;
@@ -101,11 +137,12 @@ KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p
 /* What rank s has for this one in window k: an agent looks at several tokens together. `before` such parts of the
  * window are shared out already; returns how many are then. Where the others went on without this rank, the window may
  * be in use again, and have anything in it. */
-KFN_STEP int64_t hd_take_from(struct agent *ag, const struct ht_dispatch_params *p, int s, int k, int64_t before)
+KFN_STEP int64_t hd_take_from(struct agent *ag, const struct ht_dispatch_params *p, int s, int k, int wide,
+                              int64_t before)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->state->topk, each = HW_ENTRIES / K, shown = *hd_shown(g, s, k), L = g->local_experts;
-    const int n = shown < g->ht.take_tokens ? shown : g->ht.take_tokens, parts = (n + each - 1) / each;
+    const int K = p->h->state->topk, each = HW_ENTRIES / K, shown = hd_shown(g, s, k)->tokens, L = g->local_experts;
+    const int room = hd_window_tokens(g, wide), n = shown < room ? shown : room, parts = (n + each - 1) / each;
 
     for (int64_t part = ht_first_item(ag, before); part < parts; part += ag_count(ag)) {
         const int first = (int)part * each, many = first + each < n ? each : n - first;
@@ -117,7 +154,7 @@ KFN_STEP int64_t hd_take_from(struct agent *ag, const struct ht_dispatch_params 
         }
         for (int i = 0; i < many; i++)
             if (ag_any(ag, (int)(mine >> i & 1)))
-                hd_take_token(ag, p, s, k, first + i);
+                hd_take_token(ag, p, s, k, first + i, wide);
     }
     return before + parts;
 }
@@ -132,7 +169,7 @@ KFN_STEP int hd_any_pulls(struct agent *ag, const struct ht_dispatch_params *p)
     AG_EACH(ag, int, i, p->h->state->windowed ? g->node_size : 0)
     {
         const int r = node_rank(g, i);
-        pulls |= g->mask[r] && hd_desc_of(g, r)->pulls;
+        pulls |= g->mask[r] && hd_desc_of(g, r)->pulls & HD_PULLS;
     }
     return ag_any(ag, pulls);
 }
@@ -220,10 +257,11 @@ KFN_STEP void hd_take_rounds(struct agent *ag, const struct ht_dispatch_params *
 /* ---- Steps ------------------------------------------------------------------------------------------------------ */
 
 /* A window, and a round of other nodes, is taken in the step after it. */
-KFN struct hw_steps hd_steps(const struct ht_dispatch_params *p, uint64_t epoch)
+KFN struct hw_steps hd_steps(const struct ht_dispatch_params *p, uint64_t epoch, int wide)
 {
-    const int windows = hw_windows(p->h, p->g->ht.take_tokens), rounds = p->h->state->all_rounds;
-    const struct hw_steps s = {epoch, SIG_HD_STEP, PHASE_HD_STEP, (windows > rounds ? windows : rounds) + 1};
+    const int windows = hw_windows(p->h, hd_window_tokens(p->g, wide)), rounds = p->h->state->all_rounds;
+    const struct hw_steps s = {epoch, SIG_HD_STEP, PHASE_HD_STEP, (windows > rounds ? windows : rounds) + 1,
+                               HW_HINT | (wide ? 0 : HW_HINT_ROWS)};
     return s;
 }
 
@@ -264,21 +302,21 @@ KFN_STEP int hd_step_rounds(struct agent *ag, const struct ht_dispatch_params *p
 }
 
 /* Stage HD_FORWARD of windows: step k. */
-KFN_STEP int hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k)
+KFN_STEP int hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k, int wide)
 {
     const struct group_dev *g = p->g;
-    const int windows = hw_windows(p->h, g->ht.take_tokens);
+    const int windows = hw_windows(p->h, hd_window_tokens(g, wide));
     int64_t before = 0;
 
     if (p->nodes && hd_step_rounds(ag, p, k))
         return 1;
     if (k < windows)
-        hd_show_window(ag, p, k);
+        hd_show_window(ag, p, k, wide);
     if (!p->buffered || k == 0)
         return 0;
     for (int i = 0; i < g->node_size && k <= windows; i++)
         if (g->mask[hw_rank(g, i)])
-            before = hd_take_from(ag, p, hw_rank(g, i), k - 1, before);
+            before = hd_take_from(ag, p, hw_rank(g, i), k - 1, wide, before);
     if (p->nodes)
         hd_take_rounds(ag, p, k - 1);
     return 0;
@@ -287,21 +325,29 @@ KFN_STEP int hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k
 /* All steps in one launch. */
 KFN_STEP int hd_windows(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
 {
-    const struct hw_steps s = hd_steps(p, epoch);
+    const int wide = hd_is_wide(ag, p);
+    const struct hw_steps s = hd_steps(p, epoch, wide);
 
     for (int k = 0; k < s.count; k++)
-        if (hd_step_begin(ag, p, &s, k) || hd_step(ag, p, k) || hw_end(ag, p->g, &s, k))
+        if (hd_step_begin(ag, p, &s, k) || hd_step(ag, p, k, wide) || hw_end(ag, p->g, &s, k))
             return 1;
     return 0;
 }
 
 #if AG_STAGED
+/* Are there more steps than the host has launched? Then the gate before them has taken them all. */
+KFN int hd_in_gate(const struct ht_dispatch_params *p, int wide)
+{
+    return p->turns < hd_steps(p, 0, wide).count;
+}
+
 /* Stage HD_LANDED of windows. One agent. */
 KFN int hd_step_gate(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int k)
 {
-    const struct hw_steps s = hd_steps(p, epoch);
+    const int wide = hd_is_wide(ag, p);
+    const struct hw_steps s = hd_steps(p, epoch, wide);
 
-    if (k >= s.count)
+    if (k >= s.count || hd_in_gate(p, wide))
         return 0;
     return hd_step_begin(ag, p, &s, k) ||
            (p->nodes && hd_landed(ag, p, k, 1, hd_step_sends(k), hd_step_sends(k) + (k > 1)));
@@ -309,11 +355,12 @@ KFN int hd_step_gate(struct agent *ag, const struct ht_dispatch_params *p, uint6
 
 KFN int hd_step_work(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int k)
 {
-    const struct hw_steps s = hd_steps(p, epoch);
+    const int wide = hd_is_wide(ag, p);
+    const struct hw_steps s = hd_steps(p, epoch, wide);
 
-    if (k >= s.count)
+    if (k >= s.count || hd_in_gate(p, wide))
         return 0;
-    if (hd_step(ag, p, k))
+    if (hd_step(ag, p, k, wide))
         return 1;
     if (sync_last(ag, p->g, 2))
         hw_signal(ag, p->g, &s, k);

@@ -20,6 +20,11 @@
  *              its window, each at its (token, k)
  *              HC_STEP = k + 1  --------------------->  wait HC_STEP[node] >= k before step k
  *
+ * On one node without masks the tokens of a dispatch may be in reach themselves (in the heap, or in a region that all
+ * peers have imported; struct hd_shown). Their rows are taken from there, and the window has only ids, places, lines
+ * and weights. Where that is so of all ranks (hd_is_wide), windows are of many more tokens, and mostly one is enough:
+ * step 0 shows it, step 1 takes it.
+ *
  * The credit: HD_STEP = k of all ranks means that window k - 1 is there, and that nobody needs window k - 2 any more,
  * whose half has window k; HC_STEP = k the same of windows k - 2 and k - 3. All ranks of a node have the same number of
  * steps. What step k waits for, the others have given at the end of their step k - 1: the rank that is furthest behind
@@ -42,8 +47,9 @@
  *                      ask for round k + 5
  *
  * Where each stage is a launch, a step is a gate and a work stage. On one node the host launches no steps (`turns` is
- * 0) where for a while no operation of the group had any (group_dev.windows): should there be some, one agent takes
- * them all in the gate before them, which is slow and right.
+ * 0) where for a while no operation of the group had any, and those of many tokens where for a while none had rows in
+ * windows (group_dev.windows). Should there be more than it has launched, one agent takes them all in the gate before
+ * them, which is slow and right.
  *
  * Between operations: a rank signals HD_DATA when it has taken all its rows, and HC_DONE when it has read its window;
  * an operation ends when all have. So windows are free when the next one begins, of either kind.
@@ -81,10 +87,11 @@ KFN int hw_rank(const struct group_dev *g, int i)
     return node_rank(g, (own + i) % g->node_size);
 }
 
-/* The steps of one operation: the signal that counts them, and how many there are. */
+/* The steps of one operation: the signal that counts them, how many there are, and what the host is told of them. */
 struct hw_steps {
     uint64_t epoch;
     int kind, phase, count;
+    uint64_t hint;
 };
 
 /* After step k, when all agents are through. One agent. The operation's own signal follows the last step. */
@@ -98,7 +105,7 @@ KFN void hw_signal(struct agent *ag, const struct group_dev *g, const struct hw_
 KFN int hw_begin(struct agent *ag, const struct group_dev *g, const struct hw_steps *s, int k)
 {
     if (k == 0 && ag_index(ag) == 0 && ag_leader(ag))
-        ag_store_release(g->windows, *g->windows + 1); /* a hint: the host's look at it pairs with nothing */
+        ag_store_release(g->windows, *g->windows + s->hint); /* a hint: the host's look at it pairs with nothing */
     if (k > 0 && wait_peers(ag, g, SCOPE_NODE, s->kind, 0, hw_value(s->epoch, k), s->phase, NULL))
         return 1;
     if (INJECT_BUG(BUG_EARLY_WINDOW, ag_index(ag) == 0, 0))

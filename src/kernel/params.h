@@ -133,7 +133,7 @@ struct group_dev {
     const int32_t *members; /* [R] likewise, as all ranks agreed last */
     struct error_record *error;
     struct device_stats *stats;
-    uint64_t *windows;      /* operations whose rows passed through windows (ht_window.h); the host reads it */
+    uint64_t *windows;      /* a hint for the host: HW_HINT and HW_HINT_ROWS of every operation (ht_window.h) */
     struct watch *watch;    /* what epx top sees; NULL on a GPU, and where there is none */
     int32_t *tables;        /* [agents][E + 2 * R]: counting, see route.h and layout.h */
     int32_t *layout_counts; /* [E + 2 * R + 1]: sums and a ticket, zero between launches, see layout.h */
@@ -405,14 +405,15 @@ struct ht_dispatch_params {
     struct signature signature;
     struct row_in in;
     const float *weights;
-    uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there */
-    struct hd_desc desc; /* where senders write */
-    struct hd_desc own;  /* what this rank writes where it takes its rows from windows: its tensors */
-    int32_t buffered;    /* BUFFERED_* */
-    int32_t nodes;       /* 1: the group has several */
-    int32_t drop;        /* DROP_* */
-    int32_t turns;       /* between nodes, or of windows, where each stage is a launch: how many */
-    uint64_t key;        /* the routing must be for this handle, and for so many tokens */
+    uint64_t in_place;     /* heap offset of tokens, where rows for other nodes are put from there */
+    struct hd_desc desc;   /* where senders write */
+    struct hd_desc own;    /* what this rank writes where it takes its rows from windows: its tensors */
+    struct hd_shown shown; /* where others take the rows of this rank, but for the number of tokens */
+    int32_t buffered;      /* BUFFERED_* */
+    int32_t nodes;         /* 1: the group has several */
+    int32_t drop;          /* DROP_* */
+    int32_t turns;         /* between nodes, or of windows, where each stage is a launch: how many */
+    uint64_t key;          /* the routing must be for this handle, and for so many tokens */
     int64_t ntokens;
     /* The caller's tensors. */
     struct row_out final;

@@ -267,15 +267,49 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
     return (offset | (uint64_t)p->in.stride | (uint64_t)p->signature.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
 }
 
-/* Calls without windows after which none are expected: the framework's tensors have been imported by then. */
+/* Where the others read one tensor: in the heap or in a region that they have imported, else in the receive buffer,
+ * which marks `bit`. */
+static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct device_stream *stream, uint64_t recv_buf,
+                          int bit, int *buffered, int32_t *in)
+{
+    uint64_t offset;
+
+    *in = 0;
+    if (!t->data)
+        return 0;
+    offset = tensor_heap_offset(group, t);
+    if (!offset)
+        *in = regions_find(group, t->data, tensor_span(t), stream, &offset);
+    if (*in || offset)
+        return offset;
+    *buffered |= bit;
+    return recv_buf;
+}
+
+/* Calls without windows, or without rows in them, after which none are expected: the framework's tensors have been
+ * imported by then. */
 #define WINDOWS_QUIET 8
+
+/* A hint that kernels of earlier calls may still change: it decides how fast steps are, not whether they are. */
+static uint64_t windows_hinted(struct epx_group *group)
+{
+    const uint64_t hinted = __atomic_load_n(group->shadow.windows, __ATOMIC_RELAXED);
+
+    if (hinted / HW_HINT_ROWS != group->windows_with_rows) {
+        group->windows_with_rows = hinted / HW_HINT_ROWS;
+        group->windows_wide = 0;
+    } else if (group->windows_wide < WINDOWS_QUIET && hinted != group->windows_hinted) {
+        group->windows_wide++;
+    }
+    group->windows_hinted = hinted;
+    return hinted % HW_HINT_ROWS;
+}
 
 /* Are steps of windows expected? Yes, if others do not reach tensors of this rank (`own`). Otherwise not, once for a
  * while no operation had any because of other ranks. */
 static int windows_expected(struct epx_group *group, int own)
 {
-    /* A hint that kernels of earlier calls may still change: it decides how fast steps are, not whether they are. */
-    const uint64_t seen = __atomic_load_n(group->shadow.windows, __ATOMIC_RELAXED);
+    const uint64_t seen = windows_hinted(group);
 
     if (own) {
         group->windows_own++;
@@ -290,26 +324,44 @@ static int windows_expected(struct epx_group *group, int own)
     return group->windows_quiet < WINDOWS_QUIET;
 }
 
+/* What is known of an operation's turns: what its update has found. It is the most that is possible if the update has
+ * not run, may run again before a graph does, or was another handle's (epx_handle_config.memory). */
+struct turn_bounds {
+    int captured, windowed, rounds, all_rounds;
+    int64_t tokens;
+};
+
+static struct turn_bounds turn_bounds_of(const struct epx_handle *handle, struct device_stream *stream)
+{
+    const struct epx_group *group = handle->group;
+    struct turn_bounds b = {.captured = group_captures(group, stream),
+                            .windowed = group->plan.ht.window != 0,
+                            .rounds = group->plan.ht.rounds,
+                            .all_rounds = group->plan.ht.rounds,
+                            .tokens = group->set.max_tokens};
+
+    if (!handle_is_counted(handle) || !handle->updates || b.captured)
+        return b;
+    b.windowed = b.windowed && handle->info->windowed;
+    b.rounds = (int)handle->info->rounds;
+    b.all_rounds = (int)handle->info->all_rounds;
+    b.tokens = handle->info->most_tokens;
+    return b;
+}
+
 /* How many launches the turns of an operation need where each stage is a launch: between nodes the turns of its rounds,
  * inside a node the steps of windows of so many tokens and `more` steps behind them. `own`: others do not reach tensors
- * of this rank. The number is what the update has found. It is the largest possible one if the update has not run, may
- * run again before a graph does, or was another handle's (epx_handle_config.memory). */
-static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window, int more, int own)
+ * of this rank. */
+static int turns_of(const struct epx_handle *handle, const struct turn_bounds *b, int window, int more, int own)
 {
     struct epx_group *group = handle->group;
-    const int captured = group_captures(group, stream);
-    const int known = handle_is_counted(handle) && handle->updates && !captured;
-    const int rounds = known ? (int)handle->info->rounds : group->plan.ht.rounds;
-    const int all_rounds = known ? (int)handle->info->all_rounds : group->plan.ht.rounds;
-    const int windowed = group->plan.ht.window && (!known || handle->info->windowed);
-    const int64_t tokens = known ? handle->info->most_tokens : group->set.max_tokens;
-    int windows = windowed ? (int)((tokens + window - 1) / window) + more : 0;
-    int turns = rounds <= HT_TURN_STAGED ? 1 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED; /* as ht_turn() */
+    const int windows = b->windowed ? (int)((b->tokens + window - 1) / window) + more : 0;
+    int turns = b->rounds <= HT_TURN_STAGED ? 1 : (b->rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED; /* as ht_turn() */
 
     if (group->nnodes == 1)
-        return windowed && !windows_expected(group, own) && !captured ? 0 : windows;
-    if (windowed && all_rounds + more > turns)
-        turns = all_rounds + more;
+        return b->windowed && !windows_expected(group, own) && !b->captured ? 0 : windows;
+    if (b->windowed && b->all_rounds + more > turns)
+        turns = b->all_rounds + more;
     return windows > turns ? windows : turns;
 }
 
@@ -339,6 +391,47 @@ static epx_status expected_room_check(const struct epx_handle *handle, const str
     return fail(EPX_ERR_ARGUMENT,
                 "epx_dispatch: config.if_expected: expected room for expected_rows = %" PRId64 " rows, got %" PRId64,
                 expected, room < own ? room : own);
+}
+
+/* Where others take the rows of this rank if they pass through windows: where they are, if that is in reach. Not with
+ * masks: a rank that slept would read addresses of a later operation. */
+static void show_rows(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream,
+                      struct ht_dispatch_params *p)
+{
+    struct epx_group *group = handle->group;
+    struct hd_shown *shown = &p->shown;
+    int missing = 0;
+
+    shown->rows_in = IN_WINDOW;
+    if (!p->turns || p->nodes || group->set.enable_mask || args->cast)
+        return;
+    shown->row_stride = (uint64_t)p->in.stride;
+    shown->scale_row_stride = (uint64_t)p->in.scale_row_stride;
+    shown->scale_stride = (uint64_t)p->in.scale_stride;
+    if (args->tokens.shape[0]) {
+        int32_t rows_in;
+        shown->rows = source_at(group, &args->tokens, stream, 0, 1, &missing, &rows_in);
+        shown->scales = source_at(group, &args->scales, stream, 0, 1, &missing, &shown->scales_in);
+        shown->rows_in = missing ? IN_WINDOW : rows_in;
+    } else {
+        shown->rows_in = 0; /* there are none */
+    }
+}
+
+/* The turns of a dispatch, and where its rows are shown. Where all rows are taken from where they are, one window has
+ * the routes of nearly any number of tokens. If it was so for a while, no more than its steps are launched. */
+static void plan_turns(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream,
+                       struct ht_dispatch_params *p)
+{
+    const struct epx_group *group = handle->group;
+    const struct ht_layout *ht = &group->plan.ht;
+    const struct turn_bounds bounds = turn_bounds_of(handle, stream);
+
+    p->turns = turns_of(handle, &bounds, ht->take_tokens, 1, p->buffered); /* taken in the next step */
+    show_rows(handle, args, stream, p);
+    if (p->shown.rows_in != IN_WINDOW && !bounds.captured && group->windows_wide >= WINDOWS_QUIET)
+        p->turns = (int)((bounds.tokens + ht->wide_tokens - 1) / ht->wide_tokens) + 1;
+    regions_import_captured(handle->group, stream);
 }
 
 epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream)
@@ -372,8 +465,8 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     if (status != EPX_OK)
         return status;
     p.in_place = in_place_offset(handle, args, &p);
-    p.turns = turns_of(handle, stream, handle->group->plan.ht.take_tokens, 1, p.buffered); /* taken in the next step */
     regions_import(handle->group, stream);
+    plan_turns(handle, args, stream, &p);
     if (args->if_expected)
         status = expected_room_check(handle, &p);
     if (status != EPX_OK)
@@ -387,25 +480,6 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     if (status == EPX_OK)
         handle->group->stats.ht_dispatches++;
     return status;
-}
-
-/* Where the others read one tensor: in the heap or in a region that they have imported, else in the receive buffer,
- * which marks `bit`. */
-static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct device_stream *stream, uint64_t recv_buf,
-                          int bit, int *buffered, int32_t *in)
-{
-    uint64_t offset;
-
-    *in = 0;
-    if (!t->data)
-        return 0;
-    offset = tensor_heap_offset(group, t);
-    if (!offset)
-        *in = regions_find(group, t->data, tensor_span(t), stream, &offset);
-    if (*in || offset)
-        return offset;
-    *buffered |= bit;
-    return recv_buf;
 }
 
 static void make_combine_desc(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream,
@@ -525,7 +599,8 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     make_combine_desc(handle, args, stream, &p);
     regions_import_captured(handle->group, stream);
     /* The first step shows what owners of rows have to know; see hc_steps(), and combine_stages() for one more. */
-    p.turns = turns_of(handle, stream, handle->group->plan.ht.sum_tokens, p.nodes ? 2 : 1, p.tokens || p.weights);
+    const struct turn_bounds bounds = turn_bounds_of(handle, stream);
+    p.turns = turns_of(handle, &bounds, handle->group->plan.ht.sum_tokens, p.nodes ? 2 : 1, p.tokens || p.weights);
     for (int i = 0; i < 2; i++) {
         p.bias[i] = args->bias[i].data;
         p.bias_stride[i] = args->bias[i].stride[0] * element;

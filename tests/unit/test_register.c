@@ -292,12 +292,14 @@ static int ll_share_captured(struct fixture *s)
 }
 
 static int ranks_per_node;
+static uint64_t node_bytes;
 
 static int run_fixtures(int nranks, fixture_fn fn, int enable_mask)
 {
     epx_group_config config = fixture_config(20000);
 
     config.ranks_per_node = ranks_per_node;
+    config.ht_node_bytes = node_bytes;
     config.enable_mask = enable_mask;
     return fixture_run(nranks, &config, fn, NULL);
 }
@@ -413,6 +415,68 @@ static void captured_calls_wait_for_imports(void **state)
 {
     (void)state;
     assert_int_equal(run_fixtures(RANKS, ll_share_captured, 0), 0);
+}
+
+/* One checked dispatch of tokens at `tokens`; *copied: bytes of its rows that were copied once more. */
+static int dispatch_from(struct fixture *s, void *tokens, uint64_t *copied)
+{
+    void *usual = s->tokens.data;
+    epx_stats before = EPX_STATS_INIT, after = EPX_STATS_INIT;
+    int rc;
+
+    s->tokens.data = tokens;
+    rc = epx_group_stats(s->group, &before) != EPX_OK || fixture_ht_dispatch(s) ||
+         epx_group_stats(s->group, &after) != EPX_OK;
+    s->tokens.data = usual;
+    *copied = after.bytes_local - before.bytes_local;
+    return rc || fixture_meet(s) ? -1 : 0;
+}
+
+/* Results in ordinary memory: their rows are taken from the tokens of the other ranks, once all have imported all of
+ * these. Rank 0 then has its tokens elsewhere, twice: all ranks copy again, until that is imported too. */
+static int share_tokens(struct fixture *s)
+{
+    const int slot = s->rank * PLENTY;
+    uint64_t copied;
+
+    for (int moved = 0; moved < 3; moved++) {
+        char *tokens = s->rank == 0 || !moved ? region_make(slot + moved) : world.base + (size_t)slot * SLOT;
+
+        if (!tokens || dispatch_from(s, tokens, &copied))
+            return -1;
+        if (!copied && s->ht_recv.total)
+            return complain(s, "rows were taken from a region that nobody has imported; moved", moved);
+        for (int i = 0; i < 12; i++)
+            if (dispatch_from(s, tokens, &copied))
+                return -1;
+        if (copied)
+            return complain(s, "rows of tokens in regions are still copied; moved", moved);
+    }
+    return 0;
+}
+
+/* The same, but copied always: in groups with masks a rank that slept would read at addresses of a later operation. */
+static int share_no_tokens(struct fixture *s)
+{
+    char *tokens = region_make(s->rank * PLENTY);
+    uint64_t copied;
+
+    for (int i = 0; i < 4; i++) {
+        if (!tokens || dispatch_from(s, tokens, &copied))
+            return -1;
+        if (!copied && s->ht_recv.total)
+            return complain(s, "rows were not copied; dispatch", i);
+    }
+    return 0;
+}
+
+static void dispatch_takes_rows_from_regions(void **state)
+{
+    (void)state;
+    node_bytes = 1;
+    assert_int_equal(run_fixtures(RANKS, share_tokens, 0), 0);
+    assert_int_equal(run_fixtures(RANKS, share_no_tokens, 1), 0);
+    node_bytes = 0;
 }
 
 /* Rank 0 calls when the others have already queued the same operations: they have imported none of its regions. */
@@ -581,6 +645,7 @@ UNIT_MAIN(cmocka_unit_test(rows_in_ordinary_memory_are_read_there), cmocka_unit_
           cmocka_unit_test(nothing_is_shared_unless_asked),
           cmocka_unit_test_setup_teardown(freed_memory_is_not_read_and_not_kept, files_begin, files_end),
           cmocka_unit_test_setup_teardown(low_latency_reads_regions_too, files_begin, files_end),
+          cmocka_unit_test_setup_teardown(dispatch_takes_rows_from_regions, files_begin, files_end),
           cmocka_unit_test_setup_teardown(captured_calls_wait_for_imports, files_begin, files_end),
           cmocka_unit_test_setup_teardown(nothing_is_published_before_all_have_mapped_it, files_begin, files_end),
           cmocka_unit_test_setup_teardown(a_full_directory_keeps_what_is_used, files_begin, files_end),
