@@ -11,7 +11,7 @@ import copy
 import math
 import sys
 import weakref
-from typing import Any, Deque, Dict, List, Optional, Set, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 import epx
 import torch
