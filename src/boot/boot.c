@@ -121,16 +121,46 @@ static epx_status share_rendezvous(const struct rendezvous_config *config)
     return EPX_OK;
 }
 
+/* The others fail with `why`. */
+static void end_rendezvous(epx_status status, const char *why)
+{
+    char text[WIRE_TEXT];
+
+    if (!rendezvous.connected || rendezvous.broken || rendezvous.pid != getpid())
+        return;
+    snprintf(text, sizeof(text), "rank %d failed: %s", rendezvous.rank, why);
+    if (rendezvous.rank)
+        send_error(rendezvous.channels, status, text, deadline_in(RENDEZVOUS_CLOSE_MS));
+    else
+        disconnect_all(rendezvous.channels, rendezvous.nranks, status, text);
+    rendezvous.broken = status;
+    snprintf(rendezvous.reason, sizeof(rendezvous.reason), "%s", text);
+}
+
 /* ---- Open --------------------------------------------------------------------------------------------------- */
+
+epx_status boot_abandon(const struct boot *boot, epx_status status)
+{
+    char why[400];
+
+    if (boot && !boot->over_tcp)
+        return status;
+    snprintf(why, sizeof(why), "%.399s", epx_last_error());
+    pthread_mutex_lock(&rendezvous.lock);
+    end_rendezvous(status, why);
+    pthread_mutex_unlock(&rendezvous.lock);
+    return fail(status, "%s", why);
+}
 
 static epx_status open_from_environment(struct boot *boot)
 {
     struct launcher launcher;
     struct rendezvous_config config;
+    char why[400];
     epx_status status = launcher_read(&launcher);
 
     if (status)
-        return status;
+        return boot_abandon(NULL, status);
     boot->rank = launcher.rank;
     boot->nranks = launcher.nranks;
     boot->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", boot->timeout_ms, 1, MAX_TIMEOUT_MS);
@@ -140,7 +170,7 @@ static epx_status open_from_environment(struct boot *boot)
     launcher_keep_host(&launcher);
     status = secret_read(1, &boot->secret);
     if (status)
-        return status;
+        return boot_abandon(NULL, status);
     rendezvous_from_launcher(&launcher, &boot->secret, boot->timeout_ms, &config);
     config.block = tree_block(boot->nranks);
     pthread_mutex_lock(&rendezvous.lock);
@@ -149,6 +179,10 @@ static epx_status open_from_environment(struct boot *boot)
         boot->over_tcp = 1;
         boot->group = ++rendezvous.groups;
         rendezvous.users++;
+    } else { /* under the same lock: ranks that meet later, for another thread, do not fail for this */
+        snprintf(why, sizeof(why), "%.399s", epx_last_error());
+        end_rendezvous(status, why);
+        status = fail(status, "%s", why);
     }
     pthread_mutex_unlock(&rendezvous.lock);
     return status;
@@ -194,8 +228,10 @@ epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **ou
         return fail(EPX_ERR_ARGUMENT, "boot_open: no pointer for the result");
     *out = NULL;
     boot = calloc(1, sizeof(*boot));
-    if (!boot)
-        return fail(EPX_ERR_MEMORY, "no memory for a bootstrap");
+    if (!boot) {
+        status = fail(EPX_ERR_MEMORY, "no memory for a bootstrap");
+        return user ? status : boot_abandon(NULL, status);
+    }
     boot->timeout_ms = timeout_ms > 0 ? timeout_ms : DEFAULT_TIMEOUT_MS;
     if (boot->timeout_ms > MAX_TIMEOUT_MS)
         boot->timeout_ms = MAX_TIMEOUT_MS;
@@ -292,25 +328,4 @@ epx_status boot_allgather(struct boot *boot, const void *send, void *recv, size_
         return fail(EPX_ERR_PEER, "rank %d: the caller's all-gather of %zu bytes among %d ranks returned %d",
                     boot->rank, bytes, boot->nranks, result);
     return EPX_OK;
-}
-
-epx_status boot_abandon(const struct boot *boot, epx_status status)
-{
-    char why[400], text[WIRE_TEXT];
-
-    if (boot && !boot->over_tcp)
-        return status;
-    snprintf(why, sizeof(why), "%.399s", epx_last_error());
-    pthread_mutex_lock(&rendezvous.lock);
-    if (rendezvous.connected && !rendezvous.broken && rendezvous.pid == getpid()) {
-        snprintf(text, sizeof(text), "rank %d failed: %s", rendezvous.rank, why);
-        if (rendezvous.rank)
-            send_error(rendezvous.channels, status, text, deadline_in(RENDEZVOUS_CLOSE_MS));
-        else
-            disconnect_all(rendezvous.channels, rendezvous.nranks, status, text);
-        rendezvous.broken = status;
-        snprintf(rendezvous.reason, sizeof(rendezvous.reason), "%s", text);
-    }
-    pthread_mutex_unlock(&rendezvous.lock);
-    return fail(status, "%s", why);
 }

@@ -10,7 +10,8 @@
 
 struct boot;
 
-/* `user` NULL = from the environment: the process has ONE TCP rendezvous, which all its groups share. */
+/* `user` NULL = from the environment: the process has ONE TCP rendezvous, which all its groups share. A failure ends
+ * the one that there is (boot_abandon). */
 epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **boot);
 void boot_close(struct boot *boot);
 int boot_rank(const struct boot *boot);

@@ -350,8 +350,6 @@ epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *
     if (status != EPX_OK)
         return bootstrap ? status : boot_abandon(NULL, status);
     status = join(group, bootstrap, config);
-    if (status != EPX_OK && !bootstrap && !group->boot)
-        status = boot_abandon(NULL, status);
     if (status == EPX_OK)
         status = meet(group, config, &exchange);
     if (status == EPX_OK)
