@@ -68,21 +68,36 @@ def memory(nranks: int, **config: Any) -> Dict[str, int]:
     return {name: getattr(info, name) for name in info.names()}
 
 
-def _interruptible(call: Callable[[], int]) -> Tuple[int, str]:
-    """Runs a call that may block for long on a separate thread, so that Ctrl-C can interrupt the wait for it."""
+def _interruptible(call: Callable[[], int], undo: Callable[[], Any]) -> Tuple[int, str]:
+    """Runs a call that may block for long on a separate thread, so that Ctrl-C can interrupt the wait for it. What such
+    a call still does, nobody has: undo() follows its end."""
     result: List[Any] = []
+    left: List[bool] = []
+    lock = threading.Lock()
 
     def run() -> None:
         status = call()
-        result.append((status, load().epx_last_error().decode("utf-8", "replace") if status else ""))
+        with lock:
+            result.append((status, load().epx_last_error().decode("utf-8", "replace") if status else ""))
+            late = bool(left)
+        if late:
+            undo()
 
     if threading.current_thread() is not threading.main_thread():
         run()  # Python delivers signals to the main thread only
         return result[0]
     thread = threading.Thread(target=run, daemon=True, name="epx")
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
+    try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.1)
+    except BaseException:
+        with lock:
+            left.append(True)
+            ended = bool(result)
+        if ended:
+            undo()
+        raise
     return result[0]
 
 
@@ -126,11 +141,17 @@ class Group(HandleOwner, HeapOwner):
         struct = _make_config(config)
         out = ctypes.c_void_p()
         _tidy()  # this group may need the memory
+        lib = self._lib
+
+        def undo() -> None:
+            if out.value:  # Ctrl-C at the end, or before it
+                lib.epx_group_destroy(out.value)
+
         try:
-            self._check_collective(lambda: call(ctypes.byref(out), ctypes.byref(struct)))
+            self._check_collective(lambda: call(ctypes.byref(out), ctypes.byref(struct)), undo)
         except BaseException:
-            if out.value:  # Ctrl-C at the end
-                self._lib.epx_group_destroy(out.value)
+            if bootstrap is not None:
+                undo()
             raise
         self._address = out.value
         self._pid = os.getpid()
@@ -141,8 +162,8 @@ class Group(HandleOwner, HeapOwner):
                                   alloc_bytes=struct.alloc_bytes)["alloc_bytes"]  # of the heap, for alloc()
         _living[id(self)] = self
 
-    def _check_collective(self, call: Callable[[], int]) -> None:
-        status, message = (self._bootstrap.run(call), "") if self._bootstrap is not None else _interruptible(call)
+    def _check_collective(self, call: Callable[[], int], undo: Callable[[], None] = lambda: None) -> None:
+        status, message = (self._bootstrap.run(call), "") if self._bootstrap is not None else _interruptible(call, undo)
         if status:
             raise make_error(status, message or self._lib.epx_last_error().decode("utf-8", "replace"))
 

@@ -300,6 +300,22 @@ def finish(process: subprocess.Popen) -> tuple:
         return process.wait(60), out, err
 
 
+class Interruptible(unittest.TestCase):
+    def test_a_call_that_was_left_is_undone(self) -> None:
+        """Ctrl-C while a group is created: when the call ends after all, its group is destroyed, once."""
+        go, undone = threading.Event(), threading.Semaphore(0)
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with self.assertRaises(KeyboardInterrupt):
+            epx.group._interruptible(lambda: 0 * go.wait(60), undone.release)
+        self.assertFalse(undone.acquire(timeout=0.2))
+        go.set()
+        self.assertTrue(undone.acquire(timeout=60))
+        self.assertFalse(undone.acquire(timeout=0.2))
+        self.assertEqual(epx.group._interruptible(lambda: 0, undone.release), (0, ""))
+        self.assertFalse(undone.acquire(timeout=0.1))
+
+
 class Processes(unittest.TestCase):
     def test_interrupt_while_ranks_meet(self) -> None:
         """Ctrl-C while a group waits for a rank that never comes."""
@@ -318,6 +334,34 @@ except KeyboardInterrupt:
         self.assertLess(time.monotonic() - begin, slow.factor())  # a second, or more on a busy machine
         process.kill()
         finish(process)
+
+    def test_groups_after_interrupts(self) -> None:
+        """Ctrl-C while two of three ranks meet; then these two meet. The end of the old attempt is not theirs."""
+        code = """
+import os, epx
+config = dict(num_experts=2, max_tokens_per_rank=1, max_hidden_bytes=16)
+print("ready", flush=True)
+try:
+    epx.Group(**config)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+os.environ["WORLD_SIZE"] = "2"
+with epx.Group(**config) as group:
+    print(group.info.nranks, flush=True)
+"""
+        most, ranks = str(int(2000 * slow.factor())), []
+        for _ in range(4):  # jobs: which of its threads goes first differs
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = str(free.getsockname()[1])
+            ranks += [start(code, RANK=str(r), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+                            EPX_BOOT_TIMEOUT_MS=most) for r in range(2)]
+        time.sleep(0.5)
+        for process in ranks:
+            process.send_signal(signal.SIGINT)
+        for process in ranks:
+            status, out, err = finish(process)
+            self.assertEqual((status, out), (0, "interrupted\n2\n"), err)
 
     def test_exit_with_everything_alive(self) -> None:
         """Groups, handles and memory that nobody destroyed do not trouble the end of a program."""
