@@ -14,7 +14,7 @@ from epx.tensors import fill
 
 from ._elastic_engine import ElasticPool
 from ._fresh import RowGuess
-from ._memory import CudaHeap, Form, Part, Reserved
+from ._memory import CudaHeap, Form, Made, Ordinary, Part
 
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.float32: epx.DType.FP32,
            torch.int32: epx.DType.INT32, torch.int64: epx.DType.INT64}
@@ -38,34 +38,11 @@ class Kind(NamedTuple):
     mapped: bool  # with a source map
 
 
-class Memory:
+def _memory(pool: ElasticPool, form: Form) -> Made:
     """Tensors of a form, in the heap if there is room. On a GPU they are created when the work is queued."""
-
-    def __init__(self, pool: ElasticPool, form: Form, reserved: Optional[Reserved] = None) -> None:
-        """`reserved`: memory of the form that is there already."""
-        self._reserved = reserved
-        self._tensors: List[torch.Tensor] = []
-        if isinstance(pool.heap, CudaHeap):
-            self._reserved = reserved or pool.heap.reserve(form)
-            if self._reserved is None:
-                self._tensors = form.ordinary(pool.device)
-        else:
-            self._tensors = pool.heap.try_make(form) or form.ordinary(pool.device)
-
-    def addresses(self) -> List[int]:
-        """Of the tensors."""
-        if self._reserved is None:
-            return [tensor.data_ptr() for tensor in self._tensors]
-        return [self._reserved.address + place for place in self._reserved.form.places]
-
-    def cut(self, rows: int) -> None:
-        """Only the first rows of each tensor are used."""
-        assert self._reserved is not None
-        self._reserved.cut(rows)
-
-    def tensors(self) -> List[torch.Tensor]:
-        """The tensors."""
-        return self._tensors if self._reserved is None else self._reserved.tensors()
+    if isinstance(pool.heap, CudaHeap):
+        return pool.heap.reserve(form) or Ordinary(form.ordinary(pool.device))
+    return Ordinary(pool.heap.try_make(form) or form.ordinary(pool.device))
 
 
 class Counts:
@@ -88,9 +65,9 @@ class Counts:
 class Memories(NamedTuple):
     """Of rows and scales, of indices and weights, of the source map."""
 
-    large: Memory
-    small: Optional[Memory]
-    source_map: Optional[Memory]
+    large: Made
+    small: Optional[Made]
+    source_map: Optional[Made]
 
     def cut(self, rows: int, lines: int) -> None:
         """Only so many rows, and lines of the source map, are used."""
@@ -179,7 +156,7 @@ class DispatchPlan:
         if column_major or not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
             return None
         # A token takes a line of the source map, and at least one row.
-        return self._guess.reserve(limit, lambda rows, evict: self._try_reserve(rows, rows, evict))
+        return self._guess.reserve(limit, lambda rows, evict: self._try_reserve(rows, rows, evict), self._ordinary)
 
     def update(self, address: int, idx: torch.Tensor, counts: Counts, stats: Optional[torch.Tensor],
                drop_rows: int, expected_rows: int, stream: Any) -> None:
@@ -243,7 +220,7 @@ class DispatchPlan:
         source_map = Form(((lines, kind.topk + 2), torch.int32, None)) if kind.mapped else None
         return Form(*large), Form(*small) if small else None, source_map
 
-    def _point(self, names: List[str], memory: Memory, rows: int) -> None:
+    def _point(self, names: List[str], memory: Made, rows: int) -> None:
         for name, address in zip(names, memory.addresses()):
             self._at[name].shape[0], self._at[name].data = rows, address
 
@@ -252,9 +229,14 @@ class DispatchPlan:
         memories = self._try_reserve(rows, lines, True) if isinstance(self._pool.heap, CudaHeap) else None
         if memories is None:
             large, *others = self._forms(rows, lines)
-            memories = Memories(Memory(self._pool, large),
-                                *(None if form is None else Memory(self._pool, form) for form in others))
+            memories = Memories(_memory(self._pool, large),
+                                *(None if form is None else _memory(self._pool, form) for form in others))
         return memories
+
+    def _ordinary(self, rows: int) -> Memories:
+        """In torch's memory."""
+        return Memories(*(  # type: ignore[arg-type]
+            None if form is None else Ordinary(form.ordinary(self._pool.device)) for form in self._forms(rows, rows)))
 
     def _try_reserve(self, rows: int, lines: int, evict: bool) -> Optional[Memories]:
         """In the heap, or not at all."""
@@ -265,7 +247,7 @@ class DispatchPlan:
             return None
         made = iter(reserved)
         return Memories(*(  # type: ignore[arg-type]
-            None if form is None else Memory(self._pool, form, next(made)) for form in forms))
+            None if form is None else next(made) for form in forms))
 
     def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
             sizes: Tuple[int, int, int], max_sms: int, stream: Any, used: List[Any]) -> Result:

@@ -17,14 +17,13 @@ from epx._library import check, load
 from epx.tensors import fill
 
 from ._engine import Pool
-from ._memory import CudaHeap, Form, Part, Reserved
+from ._memory import CudaHeap, Form, Made, Ordinary, Part
 
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.float32: epx.DType.FP32,
            torch.float8_e4m3fn: epx.DType.FP8_E4M3, torch.int32: epx.DType.INT32, torch.int64: epx.DType.INT64}
 
 
 _ALL = 8  # one of so many guesses tries all numbers of rows to spare
-_EVICTS = 64  # one of so many guesses makes room in a full heap, which takes time
 _SPARE = (32, 64, 128, 512)  # rows to spare: one of so many. The less memory there is, the fewer; at last, none
 _AT_LEAST = 4  # rows by which a guess comes down
 
@@ -48,24 +47,29 @@ class RowGuess:
         """Takes note of the rows of a dispatch. What was once more is forgotten slowly."""
         self._most = max(rows, self._most - max((self._most - rows) // 16, _AT_LEAST))
 
-    def reserve(self, limit: int, reserve: Callable[[int, bool], Optional[_Memory]]) -> Optional[Tuple[int, _Memory]]:
-        """(rows, memory for them), with as many rows to spare as there is memory for. `reserve` is given rows, and
-        whether to make room in a full heap."""
+    def reserve(self, limit: int, reserve: Callable[[int, bool], Optional[_Memory]],
+                ordinary: Callable[[int], _Memory]) -> Optional[Tuple[int, _Memory]]:
+        """(rows, memory for them), with as many rows to spare as there is memory for in the heap; `ordinary` memory if
+        it is full. `reserve` is given rows, and whether to make room, which takes time, where that helps."""
         if not self._most:
             return None
         last = len(_SPARE)
-        thorough, evict = self._guesses % _ALL == 0, self._guesses % _EVICTS == 0
+        thorough = self._guesses % _ALL == 0
         self._guesses += 1
         tried = 0
         for level in range(last + 1) if thorough else (self._level, last):
             rows = self.rows(limit, level)
             if rows == tried:
                 continue
-            tried, memory = rows, reserve(rows, evict)
+            tried, memory = rows, reserve(rows, False)
             if memory is not None:
                 self._level = level if thorough else min(self._level + 1, level)
                 return rows, memory
-        return None
+        memory = reserve(tried, True)
+        if memory is not None:
+            return tried, memory
+        rows = self.rows(limit)
+        return rows, ordinary(rows)
 
 
 class FreshPlan:
@@ -110,31 +114,40 @@ class FreshPlan:
             at["scales"].shape[0], at["scales"].data = count, request.scales.data_ptr()
             at["scales"].stride[0], at["scales"].stride[1] = request.scales.stride()
 
-    def _outputs(self, names: List[str], reserved: Reserved, rows: int) -> None:
+    def _outputs(self, names: List[str], made: Made, rows: int) -> None:
         """Sets the data pointers and row counts of the outputs."""
-        for name, place in zip(names, reserved.form.places):
+        for name, address in zip(names, made.addresses()):
             struct = self._at[name]
-            struct.shape[0], struct.data = rows, reserved.address + place
+            struct.shape[0], struct.data = rows, address
 
     def guess(self) -> Optional[Tuple[int, "Results"]]:
-        """(rows that a dispatch will hardly exceed, memory for them); None if there was none yet, or the heap is
-        full."""
-        return self._guess.reserve(self._limit, self.reserve)
+        """(rows that a dispatch will hardly exceed, memory for them); None if there was none yet."""
+        return self._guess.reserve(self._limit, self._try_reserve, self._ordinary)
 
     def learn(self, rows: int) -> None:
         """Takes note of the rows of a dispatch."""
         self._guess.learn(rows)
 
-    def reserve(self, rows: int, evict: bool = True) -> Optional["Results"]:
-        """Memory of (rows, scales), of the sources, which a handle keeps, and of (indices, weights). None if the heap
-        is full."""
+    def reserve(self, rows: int) -> "Results":
+        """Memory of (rows, scales), of the sources, which a handle keeps, and of (indices, weights)."""
+        return self._try_reserve(rows, True) or self._ordinary(rows)
+
+    def _forms(self, rows: int) -> List[Form]:
         large: List[Part] = [((rows, self._hidden), self._dtype, None)]
         if self._scale_parts is not None:
             large.append(((rows, self._scale_parts[0]), self._scale_parts[1], None))
-        made = self._heap.reserve_all([
-            Form(*large), Form(((rows,), torch.int32, None), ((rows,), torch.int32, None)),
-            Form(((rows, self._topk), self._idx_dtype, None), ((rows, self._topk), torch.float32, None))], evict)
+        return [Form(*large), Form(((rows,), torch.int32, None), ((rows,), torch.int32, None)),
+                Form(((rows, self._topk), self._idx_dtype, None), ((rows, self._topk), torch.float32, None))]
+
+    def _try_reserve(self, rows: int, evict: bool) -> Optional["Results"]:
+        """In the heap, or not at all."""
+        made = self._heap.reserve_all(self._forms(rows), evict)
         return (made[0], made[1], made[2]) if made else None
+
+    def _ordinary(self, rows: int) -> "Results":
+        """In torch's memory."""
+        large, sources, small = (Ordinary(form.ordinary(self._pool.device)) for form in self._forms(rows))
+        return large, sources, small
 
     def run(self, address: int, request: Any, rows: int, results: "Results", if_expected: bool, stream: Any) -> None:
         """Dispatches with the handle at `address` into memory for that many rows."""
@@ -159,23 +172,23 @@ class FreshDispatch:
             self._plan.run(handle.address, self._request, self.expected, self._results, True, stream)
 
     def finish(self, handle: epx.Handle, rows: int, stream: Any) -> Optional["Results"]:
-        """When the number of rows is known: the memory of the results, or None, with nothing done, if there is no plan
-        or the heap is full."""
+        """When the number of rows is known: the memory of the results, or None, with nothing done, if there is no
+        plan."""
         plan, results = self._plan, self._results
         if plan is None:
             return None
         plan.learn(rows)
         if results is not None and handle.recv_fits():
-            for reserved in results:
-                reserved.cut(rows)
+            for made in results:
+                made.cut(rows)
             return results
+        results = self._results = None  # there may be no room for both; the one before does nothing
         results = plan.reserve(rows)
-        if results is not None:
-            plan.run(handle.address, self._request, rows, results, False, stream)
+        plan.run(handle.address, self._request, rows, results, False, stream)
         return results
 
 
-Results = Tuple[Reserved, Reserved, Reserved]
+Results = Tuple[Made, Made, Made]
 
 
 def fresh_plan(pool: Pool, request: Any) -> Optional[FreshPlan]:

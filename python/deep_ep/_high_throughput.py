@@ -12,7 +12,7 @@ from ._checks import wrong
 from ._engine import Engine, Pool
 from ._fresh import FreshDispatch, fresh_plan
 from ._layout import NVL_PEERS, in_nodes, nodes_on, receive_field, send_fields, source_meta
-from ._memory import Reserved
+from ._memory import Made
 from ._routing import Handle, HighThroughputRouting, attach, find
 from ._streams import CudaLaunch, HostLaunch, hinted
 
@@ -147,7 +147,7 @@ class _Received:
     keeping a handle does not keep the rows."""
 
     def __init__(self, pool: Pool, request: DispatchRequest, rows: int, topk: int,
-                 fast: Optional[Tuple[Reserved, Reserved, Reserved]]) -> None:
+                 fast: Optional[Tuple[Made, Made, Made]]) -> None:
         """`fast`: the memory that a FreshPlan has used, or None."""
         tokens, scales = request.tokens, request.scales
         self.bounded = request.worst > 0

@@ -11,7 +11,7 @@ import copy
 import math
 import sys
 import weakref
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple, Union
 
 import epx
 import torch
@@ -40,10 +40,14 @@ class Form:
             self.places.append(nbytes)
             nbytes += (math.prod(shape) * dtype.itemsize + 255) // 256 * 256
         self.nbytes = nbytes
-        # Rounded up, so that a dispatch with slightly more rows reuses the piece: in steps of about an eighth, of large
-        # pieces of a thirty-second, because there may be few of them.
-        step = max(512, 1 << max(nbytes.bit_length() - (6 if nbytes >= _LARGE else 4), 0))
-        self.piece_bytes = (nbytes + step - 1) // step * step
+        # Rounded up in steps of about an eighth, so that a dispatch with slightly more or fewer rows reuses the piece;
+        # of a large piece also in steps of a thirty-second, for heaps that have no room for the other.
+        self.piece_bytes = self._rounded(4)
+        self.tight_bytes = self._rounded(6) if nbytes >= _LARGE else self.piece_bytes
+
+    def _rounded(self, bits: int) -> int:
+        step = max(512, 1 << max(self.nbytes.bit_length() - bits, 0))
+        return (self.nbytes + step - 1) // step * step
 
     def cut(self, rows: int) -> "Form":
         """The same places with tensors of fewer rows."""
@@ -179,9 +183,35 @@ class Reserved:
         """Only the first rows of each tensor are used."""
         self.form = self.form.cut(rows)
 
+    def addresses(self) -> List[int]:
+        """Of the tensors."""
+        return [self.address + place for place in self.form.places]
+
     def tensors(self) -> List[torch.Tensor]:
         """The tensors. They keep the piece in use."""
         return self.form.tensors(self._piece.exports(self.form, self._where), self._lease)
+
+
+class Ordinary:
+    """Tensors in torch's own memory, in place of a Reserved."""
+
+    def __init__(self, tensors: List[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def cut(self, rows: int) -> None:
+        """Only the first rows of each tensor are used."""
+        self._tensors = [tensor[:rows] for tensor in self._tensors]
+
+    def addresses(self) -> List[int]:
+        """Of the tensors."""
+        return [tensor.data_ptr() for tensor in self._tensors]
+
+    def tensors(self) -> List[torch.Tensor]:
+        """The tensors."""
+        return self._tensors
+
+
+Made = Union[Reserved, Ordinary]
 
 
 def _fit(holes: List[int], sizes: List[int]) -> bool:
@@ -269,7 +299,8 @@ class CudaHeap(Heap):
         for form in forms:
             # One that is much too large is taken where the heap has no other, because it is there without a wait.
             piece = self._reuse(form.nbytes, max(form.piece_bytes, form.nbytes + form.nbytes // 8), stream) or \
-                self._new(form.piece_bytes, stream) or self._reuse(form.nbytes, 2 * form.nbytes, stream)
+                self._new(form.piece_bytes, stream) or self._new(form.tight_bytes, stream) or \
+                self._reuse(form.nbytes, 2 * form.nbytes, stream)
             if piece is None:
                 self._free += pieces
                 return None

@@ -4,6 +4,7 @@
 import contextlib
 import os
 import random
+import sys
 import unittest
 from typing import Any, Dict, Iterator, List, Tuple
 from unittest import mock
@@ -253,10 +254,21 @@ class Memory(Rules):
         self.assertEqual(story, [])
 
     def test_pieces_are_rounded_up(self) -> None:
-        for nbytes, most in ((1, 512), (5000, 8), (40000, 8), (5 << 20, 32), (449 << 20, 32), ((903 << 20) + 1, 32)):
+        for nbytes, tight in ((1, 8), (5000, 8), (40000, 8), (5 << 20, 32), (449 << 20, 32), ((903 << 20) + 1, 32)):
             form = Form(((nbytes,), torch.uint8, None))
-            self.assertTrue(nbytes <= form.piece_bytes <= max(nbytes + nbytes // most + 1, 512))
-            self.assertFalse(form.piece_bytes % 256)
+            for made, most in ((form.piece_bytes, 8), (form.tight_bytes, tight)):
+                self.assertTrue(nbytes <= made <= max(nbytes + nbytes // most + 1, 512))
+                self.assertFalse(made % 256)
+
+    def test_a_heap_without_room_for_a_rounded_piece_has_a_tight_one(self) -> None:
+        form = Form(((449 << 20,), torch.uint8, None))
+        self.assertEqual((form.piece_bytes >> 20, form.tight_bytes >> 20), (480, 456))
+        for room, expected in ((480, form.piece_bytes), (479, form.tight_bytes), (455, 0)):
+            with mock.patch.object(self.heap, "_try_alloc", lambda nbytes, room=room: mock.Mock(
+                    nbytes=nbytes, address=4096) if nbytes <= room << 20 else None):
+                pieces = self.heap._take([form], 0)
+                self.assertEqual(pieces[0].nbytes if pieces else 0, expected)
+                self.heap._too_large = sys.maxsize
 
     def test_nobody_waits_for_room_that_there_is_not(self) -> None:
         """Results are held, and the heap is full: the small pieces of the oldest one, which are free, do not help."""
@@ -486,36 +498,44 @@ class Guesses(unittest.TestCase):
         self.assertGreater(guess.rows(99999, NONE), 37000)
 
     def test_fewer_rows_to_spare_where_memory_is_missing(self) -> None:
+        """And ordinary memory where there is none in the heap. Room is made there before, if that helps."""
         guess, asked = RowGuess(), []
 
-        def reserve(rows: int, evict: bool) -> Any:
+        def try_reserve(rows: int, evict: bool) -> Any:
             asked.append((rows, evict))
-            return "memory" if rows <= room else None
+            return "memory" if rows <= room else "made" if evict and rows <= evicted else None
 
-        self.assertIsNone(guess.reserve(99999, reserve))
+        def reserve(limit: int) -> Any:
+            return guess.reserve(limit, try_reserve, lambda rows: "ordinary")
+
+        evicted = 0
+        self.assertIsNone(reserve(99999))
         guess.learn(32000)
         levels = [guess.rows(99999, level) for level in range(NONE + 1)]
         self.assertTrue(33000 <= levels[0] < 33200 and 32250 <= levels[2] < 32400 and levels[NONE] == 32000)
         room = 32400
-        self.assertEqual(guess.reserve(99999, reserve), (levels[2], "memory"))
-        self.assertEqual(asked, [(rows, True) for rows in levels[:3]])
+        self.assertEqual(reserve(99999), (levels[2], "memory"))
+        self.assertEqual(asked, [(rows, False) for rows in levels[:3]])
         last = levels[NONE]
         for room, expected in ((32400, [levels[2]]), (32000, [levels[2], last]), (32000, [levels[3], last]),
-                               (32000, [last]), (31000, [last])):
+                               (32000, [last])):
             asked.clear()
-            guess.reserve(99999, reserve)
+            reserve(99999)
             self.assertEqual(asked, [(rows, False) for rows in expected])
+        for room, evicted, expected in ((31000, 0, (levels[0], "ordinary")), (31000, 32000, (last, "made"))):
+            asked.clear()
+            self.assertEqual(reserve(99999), expected)
+            self.assertEqual(asked, [(last, False), (last, True)])
         room = 99999
-        given = [guess.reserve(99999, reserve) for _ in range(64)]
-        self.assertEqual([one[0] for one in given if one], [last] * 2 + [levels[0]] * 62)
-        self.assertEqual(sum(evict for _rows, evict in asked), 1)
+        given = [reserve(99999) for _ in range(64)]
+        self.assertEqual([one[0] for one in given if one], [last] * 1 + [levels[0]] * 63)
         asked.clear()
-        self.assertEqual(guess.reserve(32000, reserve), (32000, "memory"))
-        room = 31000
+        self.assertEqual(reserve(32000), (32000, "memory"))
+        room, evicted = 31000, 0
         for _ in range(8):  # the same number is tried once
             asked.clear()
-            self.assertIsNone(guess.reserve(32000, reserve))
-            self.assertEqual(len(asked), 1)
+            self.assertEqual(reserve(32000), (32000, "ordinary"))
+            self.assertEqual(len(asked), 2)
 
 
 class ElasticMemory(Rules):
