@@ -16,6 +16,7 @@ import torch.distributed as dist
 from deep_ep import _memory
 from deep_ep._checks import CallError, InputError
 from deep_ep._elastic_plan import DispatchPlan
+from deep_ep._fresh import RowGuess
 from elastic_reference import Expanded, combined, flat_results
 from ranks_elastic import (HIDDEN, MAX, at_home, check_counts, check_expanded, check_flat, crowded, elastic, make_work,
                            nowhere, send)
@@ -319,18 +320,22 @@ def test_handles_of_other_rows(world: World) -> None:
 
 def test_rows_that_nobody_expected(world: World) -> None:
     """[E] 4: with CPU sync, each dispatch with many more or fewer rows than the ones before it: it is queued before the
-    rows are known, and again where they do not fit; in small heaps without rows to spare, or not at all. Results are
-    exact, and earlier ones stay."""
+    rows are known, in small heaps into torch's memory, and again where they do not fit. Results are exact, and earlier
+    ones stay."""
     kinds = (at_home, crowded, lambda work: work, nowhere, crowded, lambda work: work, lambda work: work)
     queued = mock.Mock(side_effect=DispatchPlan.queue, autospec=True)
-    for heap in ("", "40K"):
+    for heap, spare in (("", True), ("40K", True), ("40K", False)):
         with environment(**({"EPX_ALLOC_BYTES": heap} if heap else {})), as_on_a_gpu(world), elastic(world) as buffer, \
-                mock.patch.object(DispatchPlan, "queue", lambda *given: queued(*given)):
+                contextlib.ExitStack() as patches:
+            patches.enter_context(mock.patch.object(DispatchPlan, "queue", lambda *given: queued(*given)))
+            if not spare:  # a few rows more do not fit
+                patches.enter_context(mock.patch.object(RowGuess, "rows", lambda self, limit, level=0: self._most))
             for expand in (False, True):
                 check_kept(world, buffer, [kind(make_work(world, 20 + i, local=4)) for i, kind in enumerate(kinds)],
                            expand)
     early = sum(bool(call.args[7]) for call in queued.call_args_list)
-    assert 4 < early < len(queued.call_args_list) - 4, (early, len(queued.call_args_list))
+    late, calls = len(queued.call_args_list) - early, 3 * 2 * 2 * len(kinds)
+    assert early == calls - 6 and 6 + 4 <= late < calls // 2, (early, late)  # the first of each kind has no guess
 
 
 def check_held(world: World, dispatch: Callable[[Work], Any], check: Callable[[Work, Any], None]) -> None:
