@@ -333,7 +333,7 @@ EPX_API epx_status epx_stream_destroy(epx_group *group, epx_stream stream);
 /* Waits until all queued work is done. Returns the group's asynchronous error, if there is one. EPX_ERR_USAGE: the
  * stream captures a graph, which a wait would end. */
 EPX_API epx_status epx_stream_sync(epx_group *group, epx_stream stream);
-/* EPX_OK when idle, EPX_ERR_NOT_READY when not. */
+/* EPX_OK when idle, EPX_ERR_NOT_READY when not. EPX_ERR_USAGE as in epx_stream_sync. */
 EPX_API epx_status epx_stream_query(epx_group *group, epx_stream stream);
 /* Runs fn(arg) in stream order on a thread of EPX: a CPU program queues its own work between operations this way. */
 EPX_API epx_status epx_stream_call(epx_group *group, epx_stream stream, void (*fn)(void *arg), void *arg);

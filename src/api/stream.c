@@ -47,7 +47,12 @@ epx_status epx_stream_query(epx_group *group, epx_stream stream)
 
     if (status == EPX_OK)
         status = stream_enter(&api_call, stream, "epx_stream_query");
-    return status == EPX_OK ? group->device->ops->stream_query(group->device, group_stream(group, stream)) : status;
+    if (status != EPX_OK)
+        return status;
+    if (group->device->ops->stream_captures(group->device, group_stream(group, stream)))
+        return fail(EPX_ERR_USAGE, "epx_stream_query: the stream captures a graph; expected the end of the capture "
+                                   "first");
+    return group->device->ops->stream_query(group->device, group_stream(group, stream));
 }
 
 epx_status epx_stream_call(epx_group *group, epx_stream stream, void (*fn)(void *arg), void *arg)

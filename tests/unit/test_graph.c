@@ -353,6 +353,7 @@ static int clean_under_a_capture(struct fixture *s, epx_stream aside)
     return REFUSED(epx_mask_clean(s->group, aside), "epx_mask_clean:") ||
            REFUSED(epx_mask_clean_active(s->group, aside), "epx_mask_clean_active:") ||
            REFUSED(epx_stream_sync(s->group, aside), "epx_stream_sync:") ||
+           REFUSED(epx_stream_query(s->group, aside), "epx_stream_query:") ||
            REFUSED(epx_stream_destroy(s->group, aside), "epx_stream_destroy:") ||
            REFUSED(epx_group_destroy(s->group), "epx_group_destroy:");
 }
