@@ -199,8 +199,9 @@ class Ordinary:
         self._tensors = tensors
 
     def cut(self, rows: int) -> None:
-        """Only the first rows of each tensor are used."""
-        self._tensors = [tensor[:rows] for tensor in self._tensors]
+        """Only the first rows of each tensor are used. These are no views, which autograd lets nobody change in place
+        behind a function that returned them."""
+        self._tensors = [tensor[:rows].data for tensor in self._tensors]
 
     def addresses(self) -> List[int]:
         """Of the tensors."""
