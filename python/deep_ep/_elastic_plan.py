@@ -233,8 +233,10 @@ class DispatchPlan:
                                 *(None if form is None else _memory(self._pool, form) for form in others))
         return memories
 
-    def _ordinary(self, rows: int) -> Memories:
-        """In torch's memory."""
+    def _ordinary(self, rows: int) -> Optional[Memories]:
+        """In torch's memory. Rows may pass through the receive buffer: no more than it holds. Padding may be more."""
+        if rows > self._pool.group.info.max_recv_tokens:
+            return None
         return Memories(*(  # type: ignore[arg-type]
             None if form is None else Ordinary(form.ordinary(self._pool.device)) for form in self._forms(rows, rows)))
 

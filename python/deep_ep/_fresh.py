@@ -8,6 +8,7 @@ number that is known by then. The torch tensors over the memory are created afte
 """
 
 import ctypes
+import sys
 from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
 import epx
@@ -26,6 +27,7 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.
 _ALL = 8  # one of so many guesses tries all numbers of rows to spare
 _SPARE = (32, 64, 128, 512)  # rows to spare: one of so many. The less memory there is, the fewer; at last, none
 _AT_LEAST = 4  # rows by which a guess comes down
+_FEW = 128  # rows that torch's memory may have for nothing, beside a quarter of those in it
 
 _Memory = TypeVar("_Memory")
 
@@ -34,7 +36,7 @@ class RowGuess:
     """Rows that the next dispatch of a kind will hardly exceed, by those before it."""
 
     def __init__(self) -> None:
-        self._most = 0
+        self._most, self._least = 0, sys.maxsize
         self._guesses = 0
         self._level = 0  # of _SPARE, which the last guesses had; its length: no rows to spare
 
@@ -44,13 +46,15 @@ class RowGuess:
         return min((self._most + spare) // 64 * 64 if spare else self._most, limit) if self._most else 0
 
     def learn(self, rows: int) -> None:
-        """Takes note of the rows of a dispatch. What was once more is forgotten slowly."""
+        """Takes note of the rows of a dispatch. What was once more, or fewer, is forgotten slowly."""
         self._most = max(rows, self._most - max((self._most - rows) // 16, _AT_LEAST))
+        self._least = min(rows, self._least + max((rows - self._least) // 16, _AT_LEAST))
 
     def reserve(self, limit: int, reserve: Callable[[int, bool], Optional[_Memory]],
-                ordinary: Callable[[int], _Memory]) -> Optional[Tuple[int, _Memory]]:
+                ordinary: Callable[[int], Optional[_Memory]]) -> Optional[Tuple[int, _Memory]]:
         """(rows, memory for them), with as many rows to spare as there is memory for in the heap; `ordinary` memory if
-        it is full. `reserve` is given rows, and whether to make room, which takes time, where that helps."""
+        it is full and numbers of rows are much alike: results that are held keep all of it. `reserve` is given rows,
+        and whether to make room, which takes time, where that helps."""
         if not self._most:
             return None
         last = len(_SPARE)
@@ -68,8 +72,14 @@ class RowGuess:
         memory = reserve(tried, True)
         if memory is not None:
             return tried, memory
+        if self._most > self._least + self._least // 4 + _FEW:
+            return None
         rows = self.rows(limit)
-        return rows, ordinary(rows)
+        try:
+            memory = ordinary(rows)
+        except torch.cuda.OutOfMemoryError:  # there may be room for the rows that come
+            return None
+        return None if memory is None else (rows, memory)
 
 
 class FreshPlan:

@@ -538,6 +538,34 @@ class Guesses(unittest.TestCase):
             self.assertEqual(len(asked), 2)
 
 
+    def test_torchs_memory_only_for_rows_that_are_much_alike(self) -> None:
+        """Who holds a result keeps all of its memory: no more than about a quarter of that is for nothing."""
+        def ordinary(rows: int) -> Any:
+            if rows > room:
+                raise torch.cuda.OutOfMemoryError
+            return None if rows > 90000 else "ordinary"
+
+        guess, room = RowGuess(), 99999
+        reserve = lambda: guess.reserve(99999, lambda rows, evict: None, ordinary)  # noqa: E731
+        rng = random.Random(1)
+        for rows in [rng.randint(9000, 11000) for _ in range(64)]:
+            guess.learn(rows)
+            self.assertIsNotNone(reserve())
+        for rows in [rng.choice((40000, 10000)) for _ in range(64)]:
+            guess.learn(rows)
+            given = reserve()
+            self.assertIsNone(given and given[0] > 13000 and given)
+        for _ in range(150):
+            guess.learn(10000)
+        self.assertEqual(reserve(), (10432, "ordinary"))
+        room = 10200  # of torch: not for rows to spare
+        self.assertIsNone(reserve())
+        room = 99999
+        for _ in range(64):
+            guess.learn(89000)
+        self.assertIsNone(reserve())  # more than the receive buffer holds
+
+
 class ElasticMemory(Rules):
     """The heap of an ElasticBuffer on one node of GPUs."""
 
