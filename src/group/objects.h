@@ -96,9 +96,9 @@ struct epx_group {
     struct group_dev *dev;         /* device memory */
     struct group_dev shadow;       /* the host's copy */
     void *host_memory;             /* one block: error record, count of windows, by_deadline, the proxies' counters */
-    uint64_t windows_own;          /* calls of which this rank knew that rows would pass through windows */
-    int windows_quiet;             /* calls since group_dev.windows was more than that */
-    uint64_t windows_hinted;       /* what it was last */
+    uint64_t windows_hinted;       /* what *group_dev.windows was last */
+    uint64_t windows_others;       /* operations with windows because of other ranks, likewise */
+    int windows_quiet;             /* calls since these were fewer */
     uint64_t windows_with_rows;    /* dispatches with rows in windows, likewise */
     int windows_wide;              /* changes since these were fewer */
     struct error_record *error;    /* the kernels' */

@@ -187,9 +187,11 @@ EPX_STATIC_ASSERT(sizeof(struct signature) <= HT_HEADER_BYTES, "a header holds i
 /* Regions that a rank exports at a time (group/region.h). */
 #define REGION_SLOTS 64
 
-/* What an operation with steps of windows adds to *group_dev.windows: one of these, or both. */
+/* What an operation with steps of windows adds to *group_dev.windows: the first of these, and others. The host looks
+ * whether a count has changed: one that overflows into the next is seen as a change too many. */
 #define HW_HINT ((uint64_t)1)
-#define HW_HINT_ROWS ((uint64_t)1 << 32) /* a dispatch, with rows in windows */
+#define HW_HINT_OTHERS ((uint64_t)1 << 20) /* this rank's own tensors are in reach */
+#define HW_HINT_ROWS ((uint64_t)1 << 40)   /* a dispatch, with rows in windows */
 
 /* High-throughput combine: where this rank's rows are. */
 struct hc_desc {

@@ -37,7 +37,8 @@ KFN struct hw_steps hc_steps(const struct ht_combine_params *p, uint64_t epoch)
 {
     const int windows = hw_windows(p->h, p->g->ht.sum_tokens);
     const int count = p->nodes ? p->h->state->all_rounds + 3 : windows + 2;
-    const struct hw_steps s = {epoch, SIG_HC_STEP, PHASE_HC_STEP, count, HW_HINT};
+    const struct hw_steps s = {epoch, SIG_HC_STEP, PHASE_HC_STEP, count,
+                               HW_HINT | (p->tokens || p->weights ? 0 : HW_HINT_OTHERS)};
     return s;
 }
 

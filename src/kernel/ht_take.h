@@ -261,7 +261,7 @@ KFN struct hw_steps hd_steps(const struct ht_dispatch_params *p, uint64_t epoch,
 {
     const int windows = hw_windows(p->h, hd_window_tokens(p->g, wide)), rounds = p->h->state->all_rounds;
     const struct hw_steps s = {epoch, SIG_HD_STEP, PHASE_HD_STEP, (windows > rounds ? windows : rounds) + 1,
-                               HW_HINT | (wide ? 0 : HW_HINT_ROWS)};
+                               HW_HINT | (p->buffered ? 0 : HW_HINT_OTHERS) | (wide ? 0 : HW_HINT_ROWS)};
     return s;
 }
 

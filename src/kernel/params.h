@@ -133,7 +133,7 @@ struct group_dev {
     const int32_t *members; /* [R] likewise, as all ranks agreed last */
     struct error_record *error;
     struct device_stats *stats;
-    uint64_t *windows;      /* a hint for the host: HW_HINT and HW_HINT_ROWS of every operation (ht_window.h) */
+    uint64_t *windows;      /* a hint for the host: HW_HINT* of every operation (ht_window.h) */
     struct watch *watch;    /* what epx top sees; NULL on a GPU, and where there is none */
     int32_t *tables;        /* [agents][E + 2 * R]: counting, see route.h and layout.h */
     int32_t *layout_counts; /* [E + 2 * R + 1]: sums and a ticket, zero between launches, see layout.h */

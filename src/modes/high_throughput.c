@@ -290,7 +290,8 @@ static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct d
  * imported by then. */
 #define WINDOWS_QUIET 8
 
-/* A hint that kernels of earlier calls may still change: it decides how fast steps are, not whether they are. */
+/* Operations that had windows because of other ranks. A hint that kernels of earlier calls may still change: it decides
+ * how fast steps are, not whether they are. */
 static uint64_t windows_hinted(struct epx_group *group)
 {
     const uint64_t hinted = __atomic_load_n(group->shadow.windows, __ATOMIC_RELAXED);
@@ -302,7 +303,7 @@ static uint64_t windows_hinted(struct epx_group *group)
         group->windows_wide++;
     }
     group->windows_hinted = hinted;
-    return hinted % HW_HINT_ROWS;
+    return hinted / HW_HINT_OTHERS % (HW_HINT_ROWS / HW_HINT_OTHERS);
 }
 
 /* Are steps of windows expected? Yes, if others do not reach tensors of this rank (`own`). Otherwise not, once for a
@@ -311,12 +312,10 @@ static int windows_expected(struct epx_group *group, int own)
 {
     const uint64_t seen = windows_hinted(group);
 
-    if (own) {
-        group->windows_own++;
+    if (own)
         return 1;
-    }
-    if (seen > group->windows_own) {
-        group->windows_own = seen;
+    if (seen != group->windows_others) {
+        group->windows_others = seen;
         group->windows_quiet = 0;
     } else if (group->windows_quiet < WINDOWS_QUIET) {
         group->windows_quiet++;

@@ -130,7 +130,7 @@ static int is_quiet(struct fixture *s)
     for (int i = 0; i < 3 && !failed; i++) {
         const uint64_t before = *s->group->shadow.windows;
 
-        s->group->windows_own = before + 1000;
+        s->group->windows_others = before / HW_HINT_OTHERS % (HW_HINT_ROWS / HW_HINT_OTHERS);
         s->group->windows_quiet = 1000;
         failed = fixture_ht(s);
         if (!failed && *s->group->shadow.windows == before)
@@ -149,6 +149,86 @@ static void test_windows_that_nobody_expects(void **state)
     config.num_agents = 2;
     config.ht_node_bytes = 1;
     assert_int_equal(fixture_run(RANKS, &config, is_quiet, NULL), 0);
+}
+
+/* Nothing is sent, again and again, into ordinary memory, of which the host does not know. Then rank 0 has its tensors
+ * in reach, and the others do not: it expects the steps of the others at once, and until they have none. */
+static int expects_those_of_others(struct fixture *s)
+{
+    epx_tensor *const tensors[] = {&s->ht_rows, &s->ht_weights, &s->ht_idx};
+    epx_dispatch_inputs in = s->in;
+    void *plain[3];
+    int failed = 0;
+
+    in.topk_weights = &s->weights;
+    for (int i = 0; i < FIXTURE_TOKENS * FIXTURE_TOPK; i++)
+        tensor_set_int(&s->idx, i, -1);
+    for (int i = 0; i < 40; i++)
+        if (epx_handle_update(s->ht, &s->idx, NULL, NULL) != EPX_OK ||
+            fixture_sync(s, epx_dispatch(s->ht, &in, &s->ht_out, NULL, NULL, NULL)) != EPX_OK)
+            return fixture_fail(s, "a dispatch of nothing");
+    for (int i = 0; i < 3; i++) {
+        plain[i] = tensors[i]->data;
+        if (s->rank == 0 && epx_alloc(s->group, 1 << 16, &tensors[i]->data) != EPX_OK)
+            return fixture_fail(s, "epx_alloc");
+    }
+    for (int i = 0; i < 12 && !failed; i++) {
+        failed = fixture_ht(s);
+        if (!failed && s->rank == 0 && s->group->windows_quiet > 1)
+            failed = fixture_fail(s, "steps of other ranks are not expected");
+    }
+    for (int i = 0; i < 3; i++)
+        tensors[i]->data = plain[i];
+    return failed;
+}
+
+static void test_windows_of_others_are_expected(void **state)
+{
+    epx_group_config config = config_of(0);
+
+    (void)state;
+    config.num_agents = 2;
+    config.ht_node_bytes = 1;
+    assert_int_equal(fixture_run(RANKS, &config, expects_those_of_others, NULL), 0);
+}
+
+/* ---- Rows that are taken where they are -------------------------------------------------------------------------- */
+
+/* Results are in ordinary memory, and all tokens in the heap but those of rank `who`. The host expects that no rows
+ * pass through windows, and launches no more than the steps of many tokens. */
+static int is_not_wide(struct fixture *s)
+{
+    const int who = *(const int *)s->arg;
+    void *plain = s->tokens.data;
+    int failed = 0;
+
+    if (s->rank != who && epx_alloc(s->group, 1 << 16, &s->tokens.data) != EPX_OK)
+        return fixture_fail(s, "epx_alloc");
+    for (int i = 0; i < 3 && !failed; i++) {
+        const uint64_t before = *s->group->shadow.windows;
+
+        s->group->windows_hinted = before;
+        s->group->windows_with_rows = before / HW_HINT_ROWS;
+        s->group->windows_wide = 1000;
+        failed = fixture_ht_dispatch(s);
+        if (!failed && *s->group->shadow.windows != before + HW_HINT + (who < RANKS ? HW_HINT_ROWS : 0))
+            failed = fixture_fail(s, "rows passed through windows, or did not");
+        if (!failed)
+            failed = fixture_ht_combine(s);
+    }
+    s->tokens.data = plain;
+    return failed;
+}
+
+static void test_windows_of_many_tokens(void **state)
+{
+    epx_group_config config = config_of(0);
+
+    (void)state;
+    config.num_agents = 2;
+    config.ht_node_bytes = 1;
+    for (int who = 0; who <= RANKS; who++)
+        assert_int_equal(fixture_run(RANKS, &config, is_not_wide, &who), 0);
 }
 
 /* ---- Tokens in EPX's receive buffer, and so many scales that they have none ------------------------------------- */
@@ -284,4 +364,5 @@ static void all_counts_are_those_in_the_memory(void **state)
 }
 
 UNIT_TESTS(all_counts_are_those_in_the_memory, test_in_a_node, test_between_nodes, test_queued,
-           test_windows_that_nobody_expects, test_long_scales_beside_received_tokens)
+           test_windows_that_nobody_expects, test_windows_of_others_are_expected, test_windows_of_many_tokens,
+           test_long_scales_beside_received_tokens)
