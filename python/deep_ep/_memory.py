@@ -351,8 +351,12 @@ class CudaHeap(Heap):
         else:
             return None
         free, self._free = self._free, []
-        for number in {piece.stream for piece in free}:
-            stream_of(number, self._device).synchronize()
+        try:
+            for number in {piece.stream for piece in free}:
+                stream_of(number, self._device).synchronize()
+        except BaseException:  # as Ctrl-C: work may still use them
+            self._free += free
+            raise
         free.clear()
         self._too_large = sys.maxsize
         made = [self._new(size, stream) for size in sizes]
@@ -402,7 +406,10 @@ class CudaHeap(Heap):
 
     def _collect(self) -> None:
         while self._returned:
-            piece = self._returned.popleft()
+            try:
+                piece = self._returned.popleft()
+            except IndexError:  # another thread has it
+                return
             if piece.in_graph:
                 self._of_graphs.setdefault((piece.nbytes, piece.stream), []).append(piece)
             else:

@@ -234,6 +234,16 @@ class Memory(Rules):
         self.assertTrue(self.inside(larger))
         self.assertEqual(story, ["the host waits for current"])
 
+    def test_interrupted_while_room_is_made(self) -> None:
+        """Nothing is freed that work may still use."""
+        with on_stream(side):
+            self.first = self.heap.empty((40000,), torch.uint8).data_ptr()
+        with mock.patch.object(Stream, "synchronize", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                self.heap.empty((50000,), torch.uint8)
+        again = self.heap.empty((40000,), torch.uint8)
+        self.assertEqual((again.data_ptr(), story), (self.first, ["current waits for side"]))
+
     def test_a_larger_piece_is_used_again(self) -> None:
         large, small = self.heap.empty((16000,), torch.uint8), self.heap.empty((15000,), torch.uint8)
         places = large.data_ptr(), small.data_ptr()
