@@ -316,12 +316,13 @@ EPX_API epx_status epx_free(epx_group *group, void *ptr);
 
 /*
  * Registers ordinary memory: high-throughput combine then reads rows in [data, data + bytes) in place, without a copy
- * and without the limit of max_recv_tokens. The whole allocation is exported to the ranks of the node, which import
- * it in their next call; until all of them have, rows are copied. Works for GPU memory of cudaMalloc between
- * processes (EPX_REGISTER). Each combine registers its rows by itself: this call does it in advance. *in_place is 1
- * if a combine of [data, data + bytes) that is issued next copies nothing. Local; does not wait. Registered memory is
- * freed like any other, after the operations that use it have completed. If one of them failed, free it after
- * epx_group_error_clear only: a late rank may still read it.
+ * and without the limit of max_recv_tokens. On one node so does high-throughput dispatch, where a rank receives into
+ * ordinary memory more rows than its buffer holds (ht_node_bytes): of tokens and scales. The whole allocation is
+ * exported to the ranks of the node, which import it in their next call; until all of them have, rows are copied. Works
+ * for GPU memory of cudaMalloc between processes (EPX_REGISTER). Such operations register their rows by themselves:
+ * this call does it in advance. *in_place is 1 if a combine of [data, data + bytes) that is issued next copies nothing.
+ * Local; does not wait. Registered memory is freed like any other, after the operations that use it have completed. If
+ * one of them failed, free it after epx_group_error_clear only: a late rank may still read it.
  */
 EPX_API epx_status epx_register(epx_group *group, const void *data, size_t bytes, epx_stream stream, int *in_place);
 
