@@ -34,7 +34,8 @@ class Layer:
         self.idx = [torch.rand(n, self.experts, generator=rng).topk(_TOPK).indices.to(world.device) for n in counts]
         mine = torch.arange(counts[world.rank], device=world.device)
         self.x = rows_of(torch.full_like(mine, world.rank), mine, hidden)
-        self.weights = torch.rand(counts[world.rank], _TOPK, generator=rng).to(world.device)
+        self.tokens, self.every = tokens, [torch.rand(n, _TOPK, generator=rng).to(world.device) for n in counts]
+        self.weights = self.every[world.rank]
 
     def move(self) -> None:
         """To memory that no call has had."""
@@ -59,6 +60,32 @@ class Layer:
         assert rows.shape == (expected.shape[0], self.hidden), (rows.shape, expected.shape)
         assert torch.equal(rows, rows_of(expected[:, 0], expected[:, 1], self.hidden))
 
+    def check_topk(self, recv_idx: torch.Tensor, recv_weights: torch.Tensor) -> None:
+        """What comes with the rows of a dispatch without expansion."""
+        idx, weights = self._of(self.idx, self.expected(False)), self._of(self.every, self.expected(False))
+        local = self.experts // self.world.nranks
+        here = idx // local == self.world.rank
+        assert torch.equal(recv_idx, torch.where(here, idx % local, -1))
+        assert torch.equal(recv_weights, torch.where(here, weights, torch.zeros_like(weights)))
+
+    def check_sources(self, meta: torch.Tensor, recv_weights: torch.Tensor, expand: bool) -> None:
+        """The lines of V2's handle: the token, its rank, and with expansion the row of each of its experts here."""
+        flat = self.expected(False)
+        assert torch.equal(meta[:, :2].long(), torch.stack([flat[:, 0] * self.tokens + flat[:, 1], flat[:, 0]], 1))
+        if not expand:
+            return
+        lines, places = (meta[:, 2:] >= 0).nonzero(as_tuple=True)
+        rows = meta[lines, places + 2].long()
+        assert torch.equal(rows.sort().values, torch.arange(len(recv_weights), device=rows.device))
+        assert torch.equal(self.expected(True)[rows], flat[lines])
+        assert torch.equal(recv_weights[rows], self._of(self.every, flat)[lines, places])
+
+    @staticmethod
+    def _of(tables: List[torch.Tensor], lines: torch.Tensor) -> torch.Tensor:
+        """The lines of the ranks' tables for (rank, token)."""
+        first = torch.tensor([0] + [len(table) for table in tables[:-1]], device=lines.device).cumsum(0)
+        return torch.cat(tables)[first[lines[:, 0]] + lines[:, 1]]
+
 
 def hold(world: World, tokens: int, hidden: int, expand: bool, dispatch: Callable[[Layer], Any],
          combine: Callable[[Any], torch.Tensor]) -> None:
@@ -72,6 +99,10 @@ def hold(world: World, tokens: int, hidden: int, expand: bool, dispatch: Callabl
         held.append((layer, dispatch(layer)))
         for one, result in held if i % 7 == 6 else ():
             one.check(result[0], expand)
+            if not expand:
+                one.check_topk(result[1], result[2])
+            if len(result) == 5:
+                one.check_sources(result[3].recv_src_metadata, result[2], expand)
             assert result[0]._base is result[2]._base is None  # behind autograd's functions, views are not changed
             times = _TOPK if expand else (one.idx[world.rank] // 4).sort(1).values.diff(dim=1).ne(0).sum(1) + 1
             expected = one.x.float() * (times if expand else times[:, None])

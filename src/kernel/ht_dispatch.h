@@ -42,7 +42,7 @@ KFN struct hd_row hd_own_row(const struct ht_dispatch_params *p, int t, char *sc
     r.scratch = scratch;
     r.descs = descs;
     r.own = NULL;
-    r.bare = HD_EXTRAS_FIRST;
+    r.bare = HD_EXTRAS_FIRST ? HD_BARE_ROW : 0;
     return r;
 }
 

@@ -78,7 +78,11 @@ struct hd_row {
     int src_rank, src_token;
     const struct hd_desc *descs; /* [R]: the node's descriptors close at hand, or NULL */
     const struct hd_desc *own;   /* not NULL: this rank takes the row from a window, into these tensors; nobody else */
-    int bare;                    /* 1: what goes with the row is written already (hd_place_extras) */
+    int bare;                    /* HD_BARE_*: what goes with the row and is written elsewhere */
+};
+enum {
+    HD_BARE_ROW = 1, /* top-k row, weight, source (hd_place_extras, hd_take_extras) */
+    HD_BARE_LINE = 2 /* its line of the source map (EXPERT_MAJOR) */
 };
 
 KFN const struct hd_desc *hd_desc_for(const struct group_dev *g, const struct hd_row *r, int rank)
@@ -269,7 +273,7 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
             copy_set_offer(&set, n + before, heap_at(g, d, desc->tokens + (uint64_t)pos * desc->token_stride));
             word_set_offer(&words, n + before, heap_at(g, d, desc->scales + (uint64_t)pos * desc->scale_row_stride),
                            (int64_t)desc->scale_stride);
-            if (!HD_EXTRAS_FIRST || !r->bare) {
+            if (!(r->bare & HD_BARE_ROW)) {
                 hd_put_meta(p, r, d, k, pos);
                 topk |= desc->topk_idx || desc->weights;
             }
@@ -290,7 +294,7 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
         pair_set_settle(ag, &takers);
         hd_put_topk(ag, p, r, &takers, n);
     }
-    if (r->line && p->layout == LAYOUT_EXPERT_MAJOR)
+    if (r->line && p->layout == LAYOUT_EXPERT_MAJOR && !(r->bare & HD_BARE_LINE))
         hd_put_lines(ag, p, r);
     if (p->drop & DROP_TOKENS)
         hd_place_zeros(ag, p, r);

@@ -102,8 +102,9 @@ KFN_STEP void hd_show_window(struct agent *ag, const struct ht_dispatch_params *
         hd_show_token(ag, p, k, t, wide);
 }
 
-/* Token i of window k of rank s to its places in this rank's tensors. */
-KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p, int s, int k, int i, int wide)
+/* Token i of window k of rank s, whose row goes to places in this rank's tensors; what goes with it is written by
+ * hd_take_extras(). */
+KFN struct hd_row hd_shown_token(const struct ht_dispatch_params *p, int s, int k, int i, int wide)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, t = k * hd_window_tokens(g, wide) + i;
@@ -130,8 +131,57 @@ KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p
     r.scratch = NULL;
     r.descs = NULL;
     r.own = &p->own;
-    r.bare = 0;
-    hd_place_row(ag, p, &r);
+    r.bare = HD_BARE_ROW | HD_BARE_LINE;
+    return r;
+}
+
+/* Entry k of a token that is taken: what goes with its own row, its part of the top-k row (FLAT), or of the line in the
+ * source map (EXPERT_MAJOR). Places are read once, as in hd_taker(). */
+KFN void hd_take_entry(const struct ht_dispatch_params *p, const struct hd_row *r, int k)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, flat = p->layout == LAYOUT_FLAT, pos = r->pos[k];
+    int row = -1, line = -1;
+
+    if (hd_taker(g, r, k, pos) >= 0)
+        hd_put_meta(p, r, g->rank, k, pos);
+    for (int j = 0; j < K && flat && row < 0; j++) { /* the first entry of a rank has the row */
+        const int at = r->pos[j];
+        row = hd_taker(g, r, j, at) >= 0 ? at : -1;
+    }
+    if (row >= 0)
+        hd_put_entry(p, r, g->rank, row, k);
+    for (int j = 0; j < K && !flat && r->line && line < 0; j++) { /* and the line */
+        const int at = r->line[j];
+        line = at >= 0 && at < p->own.map_lines && r->ids[j] >= 0 && r->ids[j] / g->local_experts == g->rank ? at : -1;
+    }
+    if (line < 0)
+        return;
+    hd_put_column(p, r, g->rank, line, k + 2);
+    for (int i = 0; i < 2 && k == 0; i++)
+        hd_put_column(p, r, g->rank, line, i);
+}
+
+/* Tokens of window k of rank s: what its half says, or as many as it has room for. */
+KFN int hd_shown_count(const struct group_dev *g, int s, int k, int wide)
+{
+    const int shown = hd_shown(g, s, k)->tokens, room = hd_window_tokens(g, wide);
+
+    return shown < room ? shown : room;
+}
+
+/* What goes with the rows that this rank takes from window k of rank s. Not row by row, where each would wait for what
+ * its own few lanes load. */
+KFN_STEP void hd_take_extras(struct agent *ag, const struct ht_dispatch_params *p, int s, int k, int wide)
+{
+    const int K = p->h->state->topk, n = hd_shown_count(p->g, s, k, wide);
+
+    AG_EACH_ALL(ag, int64_t, e, (int64_t)n * K)
+    {
+        const struct hd_row r = hd_shown_token(p, s, k, (int)(e / K), wide);
+        AG_WRITES(ag, p->g, p->g->rank);
+        hd_take_entry(p, &r, (int)(e % K));
+    }
 }
 
 /* What rank s has for this one in window k: an agent looks at several tokens together. `before` such parts of the
@@ -141,8 +191,8 @@ KFN_STEP int64_t hd_take_from(struct agent *ag, const struct ht_dispatch_params 
                               int64_t before)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->state->topk, each = HW_ENTRIES / K, shown = hd_shown(g, s, k)->tokens, L = g->local_experts;
-    const int room = hd_window_tokens(g, wide), n = shown < room ? shown : room, parts = (n + each - 1) / each;
+    const int K = p->h->state->topk, each = HW_ENTRIES / K, L = g->local_experts;
+    const int n = hd_shown_count(g, s, k, wide), parts = (n + each - 1) / each;
 
     for (int64_t part = ht_first_item(ag, before); part < parts; part += ag_count(ag)) {
         const int first = (int)part * each, many = first + each < n ? each : n - first;
@@ -152,9 +202,12 @@ KFN_STEP int64_t hd_take_from(struct agent *ag, const struct ht_dispatch_params 
             const int32_t id = hd_shown_route(g, p->h, s, k, first + e / K)[e % K];
             mine |= id >= 0 && id / L == g->rank ? 1u << (e / K) : 0;
         }
-        for (int i = 0; i < many; i++)
-            if (ag_any(ag, (int)(mine >> i & 1)))
-                hd_take_token(ag, p, s, k, first + i, wide);
+        for (int i = 0; i < many; i++) {
+            if (!ag_any(ag, (int)(mine >> i & 1)))
+                continue;
+            const struct hd_row r = hd_shown_token(p, s, k, first + i, wide);
+            hd_place_row(ag, p, &r);
+        }
     }
     return before + parts;
 }
@@ -314,6 +367,9 @@ KFN_STEP int hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k
         hd_show_window(ag, p, k, wide);
     if (!p->buffered || k == 0)
         return 0;
+    for (int i = 0; i < g->node_size && k <= windows; i++)
+        if (g->mask[hw_rank(g, i)])
+            hd_take_extras(ag, p, hw_rank(g, i), k - 1, wide);
     for (int i = 0; i < g->node_size && k <= windows; i++)
         if (g->mask[hw_rank(g, i)])
             before = hd_take_from(ag, p, hw_rank(g, i), k - 1, wide, before);
