@@ -14,7 +14,7 @@ from ._fresh import FreshDispatch, fresh_plan
 from ._layout import NVL_PEERS, in_nodes, nodes_on, receive_field, send_fields, source_meta
 from ._memory import Made
 from ._routing import Handle, HighThroughputRouting, attach, find
-from ._streams import CudaLaunch, HostLaunch, hinted
+from ._streams import CudaLaunch, HostLaunch, hinted, queueing
 
 Launch = Union[HostLaunch, CudaLaunch]
 _PAYLOADS = (torch.bfloat16, torch.float16, torch.float32)
@@ -84,29 +84,32 @@ def _dispatch(engine: Engine, pool: Pool, launch_on: Any, request: DispatchReque
               counts_as_tensor: bool) -> Tuple[Any, ...]:
     tokens = request.tokens
     launch: Launch = launch_on(pool.group)
-    with launch.context():
-        request.scales = checks.spread(request.scales)
-        idx = request.routing_indices(engine)
-        routing = HighThroughputRouting(
-            pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
-        counts = Counts(engine.nranks, request.device, engine.local_experts(request.experts) if counts_as_tensor else 0)
-        fresh = FreshDispatch(fresh_plan(pool, request), request, engine.nnodes == 1)
-        routing.handle.update(idx, counts.info(fresh.expected), stream=launch.address)
-        fresh.begin(routing.handle, launch.address)
-        rows, per_expert_list = _received(engine, routing, request)
-        routing.rows = rows
-        fast = fresh.finish(routing.handle, rows, launch.address)
-        recv = _Received(pool, request, rows, topk if request.topk_idx is not None else 0, fast)
-        if fast is None:
-            routing.handle.dispatch(
-                tokens, recv.tokens, scales=_two_dim(request.scales), topk_weights=request.topk_weights,
-                out_scales=_two_dim(recv.scales), out_topk_weights=recv.weights, out_topk_idx=recv.idx,
-                src_rank=recv.src_rank, src_token=recv.src_token, stream=launch.address)
-        handle = make_handle(engine, launch, routing, request.in_rank, counts, recv, channels)
-        per_expert = per_expert_list if counts.experts is None else counts.aligned(request.alignment)
-    inputs = [tokens, request.scales, idx, request.topk_weights, request.in_rank]
-    event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, counts.experts, recv.src_rank,
-                                   recv.src_token, counts.flat])
+    with queueing(launch) as used:
+        with launch.context():
+            request.scales = checks.spread(request.scales)
+            idx = request.routing_indices(engine)
+            routing = HighThroughputRouting(
+                pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
+            counts = Counts(engine.nranks, request.device,
+                            engine.local_experts(request.experts) if counts_as_tensor else 0)
+            fresh = FreshDispatch(fresh_plan(pool, request), request, engine.nnodes == 1)
+            used += [request, idx, counts, fresh]  # kept where what follows is interrupted
+            routing.handle.update(idx, counts.info(fresh.expected), stream=launch.address)
+            fresh.begin(routing.handle, launch.address)
+            rows, per_expert_list = _received(engine, routing, request)
+            routing.rows = rows
+            fast = fresh.finish(routing.handle, rows, launch.address)
+            recv = _Received(pool, request, rows, topk if request.topk_idx is not None else 0, fast)
+            if fast is None:
+                routing.handle.dispatch(
+                    tokens, recv.tokens, scales=_two_dim(request.scales), topk_weights=request.topk_weights,
+                    out_scales=_two_dim(recv.scales), out_topk_weights=recv.weights, out_topk_idx=recv.idx,
+                    src_rank=recv.src_rank, src_token=recv.src_token, stream=launch.address)
+            handle = make_handle(engine, launch, routing, request.in_rank, counts, recv, channels)
+            per_expert = per_expert_list if counts.experts is None else counts.aligned(request.alignment)
+        inputs = [tokens, request.scales, idx, request.topk_weights, request.in_rank]
+        event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, counts.experts, recv.src_rank,
+                                       recv.src_token, counts.flat])
     out = (recv.tokens, recv.scales) if recv.scales is not None else recv.tokens
     return out, recv.idx, recv.weights, per_expert, handle, event
 

@@ -12,7 +12,7 @@ from unittest import mock
 import deep_ep
 import epx
 import torch
-from deep_ep import _elastic_sizes, _elastic_streams
+from deep_ep import _elastic_sizes, _elastic_streams, _high_throughput
 from deep_ep._elastic_engine import ElasticSettings
 from deep_ep._elastic_pipeline import Sizes
 from deep_ep._elastic_plan import DispatchPlan, Kind, Result
@@ -490,6 +490,24 @@ class Memory(Rules):
             capturing[0] = True
             self.assertIs(take(), captured)
             capturing[0] = False
+
+
+class Interrupted(unittest.TestCase):
+    """A call that ends while its work is queued."""
+
+    def test_a_dispatch_of_v1_keeps_what_its_work_uses(self) -> None:
+        launch, request, engine = mock.MagicMock(), mock.MagicMock(worst=0, scales=None), mock.MagicMock(nranks=2)
+        request.device = torch.device("cpu")
+        with mock.patch.object(_high_throughput, "_received", side_effect=KeyboardInterrupt), \
+                mock.patch.object(_high_throughput, "HighThroughputRouting") as routing, \
+                mock.patch.object(_high_throughput, "fresh_plan", return_value=None), \
+                self.assertRaises(KeyboardInterrupt):
+            _high_throughput._dispatch(engine, mock.MagicMock(), lambda _group: launch, request, 1, 1, False)
+        self.assertTrue(routing.return_value.handle.update.called)
+        (used,), _options = launch.keep.call_args
+        self.assertIn(request, used)
+        self.assertIn(request.routing_indices.return_value, used)
+        self.assertFalse(launch.finish.called)
 
 
 class Guesses(unittest.TestCase):
