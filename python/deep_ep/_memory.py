@@ -6,10 +6,13 @@ GPU, queued work may still use memory that was released. Such memory is reused o
 stream, or on a stream that waits for it.
 """
 
+import bisect
 import collections
 import copy
+import itertools
 import math
 import sys
+import threading
 import weakref
 from typing import Any, Deque, Dict, List, Optional, Tuple, Union
 
@@ -143,41 +146,47 @@ class Heap:
 
 
 class _Piece:
-    """A piece of the heap of a GPU, kept for reuse. `stream` is the number of the CUDA stream
-    that was current when the piece was released. Queued work of that stream may still use the piece."""
+    """A piece of the heap of a GPU, kept for reuse. `stream` is the number of the CUDA stream that was current when the
+    piece was released. Queued work of that stream may still use the piece."""
 
-    def __init__(self, block: epx.Block, in_graph: bool = False) -> None:
-        self.block, self.nbytes = block, block.nbytes
-        self.in_graph = in_graph
-        self.stream = 0
+    def __init__(self, block: epx.Block, stream: int, in_graph: bool) -> None:
+        self.block, self.address, self.nbytes = block, block.address, block.nbytes
+        self.stream, self.in_graph = stream, in_graph
         self._form: Optional[Form] = None
         self._exports: List[Export] = []
 
     def exports(self, form: Form, device: Tuple[int, int]) -> List[Export]:
         """The exports of a form in this piece. They are reused while the form is the same."""
         if form is not self._form:
-            self._form, self._exports = form, form.exports(self.block.address, device)
+            self._form, self._exports = form, form.exports(self.address, device)
         return self._exports
 
 
 class _Lease:
     """A piece in use. When the lease is no longer referenced, the piece is returned to the heap."""
 
+    _used = False  # by work that was queued since
+
     def __init__(self, heap: "CudaHeap", piece: _Piece) -> None:
-        self._heap = heap
-        self._piece = piece
+        self._heap, self.piece = heap, piece
+
+    def use_on(self, stream: int, device: torch.device) -> None:
+        """The current stream, which has this number, may use the piece from now on."""
+        if self.piece.stream != stream:
+            wait_for(self.piece.stream, device)
+        self.piece.stream, self._used = stream, True
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            self._heap.take_back(self._piece)
+            self._heap.take_back(self.piece, self._used)
 
 
 class Reserved:
     """A reserved piece of the heap of a GPU. The tensors of its form can be created later."""
 
-    def __init__(self, form: Form, piece: _Piece, lease: _Lease, where: Tuple[int, int]) -> None:
-        self.form, self.address = form, piece.block.address
-        self._piece, self._lease, self._where = piece, lease, where
+    def __init__(self, form: Form, lease: _Lease, where: Tuple[int, int]) -> None:
+        self.form, self.address = form, lease.piece.address
+        self._lease, self._where = lease, where
 
     def cut(self, rows: int) -> None:
         """Only the first rows of each tensor are used."""
@@ -189,7 +198,7 @@ class Reserved:
 
     def tensors(self) -> List[torch.Tensor]:
         """The tensors. They keep the piece in use."""
-        return self.form.tensors(self._piece.exports(self.form, self._where), self._lease)
+        return self.form.tensors(self._lease.piece.exports(self.form, self._where), self._lease)
 
 
 class Ordinary:
@@ -228,43 +237,66 @@ def _fit(holes: List[int], sizes: List[int]) -> bool:
 
 class CudaHeap(Heap):
     """Tensors in the heap of a group on a GPU. Free pieces are kept for reuse. Work on the stream on which a piece was
-    released runs after all work that used it. Any other stream waits for that stream first."""
+    released runs after all work that used it. Any other stream waits for that stream first.
+
+    Memory of a piece is freed only when the host has waited for the work that uses it: whatever interrupts a call,
+    `_pieces` has the piece until then.
+    """
 
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         super().__init__(group, device)
         self._index = device.index or 0
-        self._returned: Deque[_Piece] = collections.deque()  # without a lock, because __del__ may run at any point
-        self._free: List[_Piece] = []
+        self._lock = threading.RLock()  # of what follows, but for _returned, because __del__ may run at any point
+        self._returned: Deque[_Piece] = collections.deque()
+        # All of them, by address. A lease in a reference cycle is finalized together with what only it refers to, as in
+        # Pool.
+        self._pieces: Dict[int, _Piece] = {}
+        self._free: List[Tuple[int, int, int, _Piece]] = []  # bytes, stream, order of return, and the piece; sorted
+        self._order = itertools.count()
+        self._in_use = 0  # bytes of the pieces that are not free
         # Pieces of graphs, by size and capturing stream. A graph may be replayed at any time, so eager calls never use
         # them. Replays with operations of one group run one after the other, so graphs share them.
         self._of_graphs: Dict[Tuple[int, int], List[_Piece]] = {}
         self._spare: List[_Piece] = []  # for graphs, not used yet
-        # By address. A lease in a reference cycle is finalized together with what only it refers to, as in Pool.
-        self._handed_out: Dict[int, _Piece] = {}
         self._first: Optional[int] = None  # the address where the heap begins: that of its first piece
-        self._too_large = sys.maxsize  # bytes that had no room since the last piece was freed
+        self._too_large = sys.maxsize  # bytes that had no room since memory was freed
         self._closed = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """True if the tensor is in the heap."""
-        return tensor.untyped_storage().data_ptr() in self._handed_out
+        return tensor.untyped_storage().data_ptr() in self._pieces
 
     def close(self) -> None:
         """Frees the pieces that are kept for reuse. Pieces returned later are freed at once."""
         self._closed = True
-        self._returned.clear()
+        self._collect()
+        for piece in (*(entry[-1] for entry in self._free), *self._spare, *itertools.chain(*self._of_graphs.values())):
+            self._pieces.pop(piece.address, None)
         self._free.clear()
         self._of_graphs.clear()
         self._spare.clear()
 
-    def take_back(self, piece: _Piece) -> None:
-        """Returns a piece that is no longer referenced. Queued work of the current stream may still use it."""
-        self._handed_out.pop(piece.block.address, None)
-        if not self._closed:
-            # A captured stream runs nothing now. The work that uses the piece is queued on the stream that reserved it.
-            if not piece.in_graph and not torch.cuda.is_current_stream_capturing():
-                piece.stream = torch._C._cuda_getCurrentRawStream(self._index)
-            self._returned.append(piece)
+    def take_back(self, piece: _Piece, used: bool) -> None:
+        """Returns a piece that is no longer referenced. Queued work of the current stream may still use it, if it was
+        used at all."""
+        # A captured stream runs nothing now. The work that uses the piece is queued on the stream that reserved it.
+        if used and not self._closed and not piece.in_graph and not torch.cuda.is_current_stream_capturing():
+            piece.stream = torch._C._cuda_getCurrentRawStream(self._index)
+        self._returned.append(piece)
+        if self._closed:
+            self.close()
+
+    def _collect(self) -> None:
+        while self._returned:
+            try:
+                piece = self._returned.popleft()
+            except IndexError:  # another thread has it
+                return
+            if piece.in_graph:
+                self._of_graphs.setdefault((piece.nbytes, piece.stream), []).append(piece)
+            else:
+                bisect.insort(self._free, (piece.nbytes, piece.stream, next(self._order), piece))
+                self._in_use -= piece.nbytes
 
     def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
         """The tensors of a form, or None if the heap is full."""
@@ -284,44 +316,36 @@ class CudaHeap(Heap):
         if torch.cuda.is_current_stream_capturing() or not all(form.nbytes for form in forms):
             return []
         stream = torch._C._cuda_getCurrentRawStream(self._index)
-        if self._returned:
-            self._collect()
-        pieces = self._take(forms, stream) or (self._make_room(forms, stream) if evict else None)
-        for piece in pieces or ():
-            if piece.stream != stream:
-                wait_for(piece.stream, self._device)
-            piece.stream = stream
-            self._handed_out[piece.block.address] = piece
-        return [Reserved(form, piece, _Lease(self, piece), self._where) for form, piece in zip(forms, pieces or ())]
+        with self._lock:
+            leases = self._take(forms, stream) or (self._make_room(forms, stream) if evict else [])
+            for lease in leases:
+                lease.use_on(stream, self._device)
+        return [Reserved(form, lease, self._where) for form, lease in zip(forms, leases)]
 
-    def _take(self, forms: List[Form], stream: int) -> Optional[List[_Piece]]:
-        """Free pieces for the forms, or new ones."""
-        pieces: List[_Piece] = []
+    def _take(self, forms: List[Form], stream: int) -> List[_Lease]:
+        """Free pieces for the forms, or new ones; none if a form finds none."""
+        self._collect()
+        leases: List[_Lease] = []
         for form in forms:
             # One that is much too large is taken where the heap has no other, because it is there without a wait.
             piece = self._reuse(form.nbytes, max(form.piece_bytes, form.nbytes + form.nbytes // 8), stream) or \
                 self._new(form.piece_bytes, stream) or self._new(form.tight_bytes, stream) or \
                 self._reuse(form.nbytes, 2 * form.nbytes, stream)
             if piece is None:
-                self._free += pieces
-                return None
-            pieces.append(piece)
-        return pieces
+                return []
+            leases.append(_Lease(self, piece))
+        return leases
 
     def _reuse(self, least: int, most: int, stream: int) -> Optional[_Piece]:
         """The smallest free piece of so many bytes, if possible of the same stream, and the last one of those."""
-        best: Optional[_Piece] = None
-        for piece in reversed(self._free):
-            nbytes = piece.nbytes
-            if least <= nbytes <= most and (best is None or nbytes < best.nbytes or (
-                    nbytes == best.nbytes and best.stream != stream == piece.stream)):
-                best = piece
-        if best is not None:
-            try:
-                self._free.remove(best)
-            except ValueError:  # another thread has it
-                best = None
-        return best
+        free = self._free
+        first = bisect.bisect_left(free, (least,))
+        if first == len(free) or free[first][0] > most:
+            return None
+        last = bisect.bisect_left(free, (free[first][0], stream + 1)) - 1  # of this stream, or else of a lower number
+        piece = free.pop(max(first, last))[-1]
+        self._in_use += piece.nbytes
+        return piece
 
     def _new(self, nbytes: int, stream: int, in_graph: bool = False) -> Optional[_Piece]:
         block = self._try_alloc(nbytes) if nbytes < self._too_large else None
@@ -329,73 +353,81 @@ class CudaHeap(Heap):
             self._too_large = min(nbytes, self._too_large)
             return None
         self._first = block.address if self._first is None else min(self._first, block.address)
-        piece = _Piece(block, in_graph)
-        piece.stream = stream
+        piece = self._pieces[block.address] = _Piece(block, stream, in_graph)
+        self._in_use += nbytes
         return piece
 
-    def _make_room(self, forms: List[Form], stream: int) -> Optional[List[_Piece]]:
-        """Pieces for the forms in place of free ones, with a little more room, if it is there, for the next ones."""
+    def _make_room(self, forms: List[Form], stream: int) -> List[_Lease]:
+        """Pieces for the forms in place of free ones; none if they would find no room then."""
         if self.keepers:
             for keeper in list(self.keepers):
                 keeper.shed(stream or 1)
-            self._collect()
-            pieces = self._take(forms, stream)
-            if pieces:
-                return pieces
-        holes = self._holes()
-        for share in (32, 64, 128, 256, 0):
-            # Small ones first, so that large ones have what is behind them to themselves.
-            sizes = [form.nbytes + (form.nbytes // share // 256 * 256 if share else 0) for form in reversed(forms)]
-            if _fit(holes, sizes):
-                break
-        else:
-            return None
-        free, self._free = self._free, []
-        try:
-            for number in {piece.stream for piece in free}:
-                stream_of(number, self._device).synchronize()
-        except BaseException:  # as Ctrl-C: work may still use them
-            self._free += free
-            raise
-        free.clear()
-        self._too_large = sys.maxsize
+            leases = self._take(forms, stream)
+            if leases:
+                return leases
+        self._collect()  # what was taken for some of the forms
+        sizes = self._room_for(forms)
+        if not sizes:
+            return []
+        for number in {entry[1] for entry in self._free}:
+            stream_of(number, self._device).synchronize()
+        self._drop_free()
         made = [self._new(size, stream) for size in sizes]
-        pieces = [piece for piece in made if piece is not None]
-        if len(pieces) < len(made):  # another thread has it
-            self._free += pieces
-            return None
-        return pieces[::-1]
+        leases = [_Lease(self, piece) for piece in reversed(made) if piece is not None]
+        return leases if len(leases) == len(forms) else []
+
+    def _room_for(self, forms: List[Form]) -> List[int]:
+        """Bytes of pieces for the forms, in reverse order, that find room without the free pieces: with a little more,
+        if it is there, for the next ones. Empty if there is no room: nobody waits for the work of free pieces in
+        vain."""
+        # Small ones first, so that large ones have what is behind them to themselves.
+        sizes = [form.nbytes for form in reversed(forms)]
+        if self._in_use + sum(sizes) > self._group.alloc_bytes:
+            return []
+        holes = self._holes()
+        if not _fit(holes, sizes):
+            return []
+        for share in (32, 64, 128, 256):
+            more = [nbytes + nbytes // share // 256 * 256 for nbytes in sizes]
+            if _fit(holes, more):
+                return more
+        return sizes
 
     def _holes(self) -> List[int]:
-        """The bytes of the holes that there would be without the free pieces, by address. All pieces of the heap are
-        known here: nobody waits for the work of free pieces in vain."""
-        used = [*self._handed_out.values(), *self._spare, *(
-            piece for pieces in self._of_graphs.values() for piece in pieces)]
+        """The bytes of the holes that there would be without the free pieces, by address."""
+        free = {entry[-1].address for entry in self._free}
         at = first = self._first or 0
         holes = []
-        for address, nbytes in sorted((piece.block.address, piece.nbytes) for piece in used):
+        for address in sorted(self._pieces.keys() - free):
             holes.append(address - at)
-            at = address + nbytes
+            at = address + self._pieces[address].nbytes
         return [*holes, first + self._group.alloc_bytes - at]
+
+    def _drop_free(self) -> None:
+        """Frees the memory of the free pieces, which no work uses any more."""
+        free, self._free, self._too_large = self._free, [], sys.maxsize
+        for entry in free:
+            del self._pieces[entry[-1].address]
 
     def prepare_graphs(self, form: Form) -> None:
         """Keeps a piece for graphs: eager calls may fill the rest, and nothing can be freed during a capture."""
-        piece = self._new(form.nbytes, 0, in_graph=True)
-        if piece is not None:
-            self._spare.append(piece)
+        with self._lock:
+            piece = self._new(form.nbytes, 0, in_graph=True)
+            if piece is not None:
+                self._spare.append(piece)
 
     def try_capture(self, form: Form) -> Optional[List[torch.Tensor]]:
         """The tensors of a form for a call that is captured on the current stream, or None if the heap is full."""
-        if self._returned:
-            self._collect()
         stream = torch._C._cuda_getCurrentRawStream(self._index)
-        same = self._of_graphs.get((form.nbytes, stream))
-        piece = same.pop() if same else self._new_of_graphs(form.nbytes)
-        if piece is None:
-            return None
-        piece.stream = stream
-        self._handed_out[piece.block.address] = piece
-        return form.tensors(piece.exports(form, self._where), _Lease(self, piece))
+        with self._lock:
+            self._collect()
+            same = self._of_graphs.get((form.nbytes, stream))
+            piece = same.pop() if same else self._new_of_graphs(form.nbytes)
+            if piece is None:
+                return None
+            piece.stream = stream
+            lease = _Lease(self, piece)
+        return form.tensors(piece.exports(form, self._where), lease)
 
     def _new_of_graphs(self, nbytes: int) -> Optional[_Piece]:
         for piece in self._spare:
@@ -403,14 +435,3 @@ class CudaHeap(Heap):
                 self._spare.remove(piece)
                 return piece
         return self._new(nbytes, 0, in_graph=True)
-
-    def _collect(self) -> None:
-        while self._returned:
-            try:
-                piece = self._returned.popleft()
-            except IndexError:  # another thread has it
-                return
-            if piece.in_graph:
-                self._of_graphs.setdefault((piece.nbytes, piece.stream), []).append(piece)
-            else:
-                self._free.append(piece)

@@ -357,9 +357,9 @@ def check_held(world: World, dispatch: Callable[[Work], Any], check: Callable[[W
     wait, vain, make_room = mock.Mock(), [], _memory.CudaHeap._make_room
 
     def room(*given: Any) -> Any:
-        before, piece = wait.return_value.synchronize.call_count, make_room(*given)
-        vain.append(piece is None and wait.return_value.synchronize.call_count > before)
-        return piece
+        before, pieces = wait.return_value.synchronize.call_count, make_room(*given)
+        vain.append(not pieces and wait.return_value.synchronize.call_count > before)
+        return pieces
     with mock.patch.object(_memory, "stream_of", wait), mock.patch.object(_memory.CudaHeap, "_make_room", room):
         held: List[Any] = []
         for i in range(24):

@@ -6,13 +6,13 @@ import os
 import random
 import sys
 import unittest
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 from unittest import mock
 
 import deep_ep
 import epx
 import torch
-from deep_ep import _elastic_sizes, _elastic_streams, _high_throughput
+from deep_ep import _elastic_sizes, _elastic_streams, _high_throughput, _memory
 from deep_ep._elastic_engine import ElasticSettings
 from deep_ep._elastic_pipeline import Sizes
 from deep_ep._elastic_plan import DispatchPlan, Kind, Result
@@ -80,6 +80,28 @@ def on_stream(stream: Stream) -> Iterator[None]:
     now.insert(0, stream)
     yield
     now.pop(0)
+
+
+def interrupt(lines: int, call: Callable[[], Any]) -> bool:
+    """Ctrl-C at such a line of _memory.py, one of those that a call runs. False if it runs no so many."""
+    left = [lines]
+
+    def trace(frame: Any, event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename != _memory.__file__:
+            return None
+        left[0] -= event == "line"
+        if event == "line" and not left[0]:
+            raise KeyboardInterrupt
+        return trace
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left[0] <= 0
 
 
 class Rules(unittest.TestCase):
@@ -244,6 +266,36 @@ class Memory(Rules):
         again = self.heap.empty((40000,), torch.uint8)
         self.assertEqual((again.data_ptr(), story), (self.first, ["current waits for side"]))
 
+    def test_interrupted_while_a_piece_is_taken(self) -> None:
+        """The stream that was to wait for its work did not: the next one does."""
+        with on_stream(side):
+            self.first = self.heap.empty((40000,), torch.uint8).data_ptr()
+        with mock.patch.object(Stream, "wait_stream", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                self.heap.empty((40000,), torch.uint8)
+        again = self.heap.empty((40000,), torch.uint8)
+        self.assertEqual((again.data_ptr(), story), (self.first, ["current waits for side"]))
+
+    def test_interrupted_at_any_line(self) -> None:
+        """Memory that work on another stream uses is given to nobody without a wait for that stream."""
+        forms = [[Form(((size,), torch.uint8, None)) for size in sizes] for sizes in ((30000, 2000), (60000, 2000))]
+        with mock.patch.object(sys, "unraisablehook", lambda _: None):  # in a finalizer
+            for wanted in forms:
+                lines, interrupted = 0, True
+                while interrupted:
+                    heap = CudaHeap(self.group, torch.device("cpu"))
+                    with on_stream(side):
+                        at = [(one.address, one.form.nbytes) for one in heap.reserve_all(forms[0])]
+                    story.clear()
+                    lines += 1
+                    interrupted = interrupt(lines, lambda: heap.reserve_all(wanted))
+                    given = [heap.reserve(Form(((size,), torch.uint8, None))) for size in (60000, 30000, 2000, 512)]
+                    used = any(one is not None and one.address < address + nbytes
+                               and address < one.address + one.form.nbytes for one in given for address, nbytes in at)
+                    self.assertTrue(not used or any(line.endswith(" for side") for line in story), (lines, story))
+                    del given
+                self.assertGreater(lines, 20)
+
     def test_a_larger_piece_is_used_again(self) -> None:
         large, small = self.heap.empty((16000,), torch.uint8), self.heap.empty((15000,), torch.uint8)
         places = large.data_ptr(), small.data_ptr()
@@ -274,11 +326,11 @@ class Memory(Rules):
         form = Form(((449 << 20,), torch.uint8, None))
         self.assertEqual((form.piece_bytes >> 20, form.tight_bytes >> 20), (480, 456))
         for room, expected in ((480, form.piece_bytes), (479, form.tight_bytes), (455, 0)):
-            with mock.patch.object(self.heap, "_try_alloc", lambda nbytes, room=room: mock.Mock(
+            heap = CudaHeap(self.group, torch.device("cpu"))
+            with mock.patch.object(heap, "_try_alloc", lambda nbytes, room=room: mock.Mock(
                     nbytes=nbytes, address=4096) if nbytes <= room << 20 else None):
-                pieces = self.heap._take([form], 0)
-                self.assertEqual(pieces[0].nbytes if pieces else 0, expected)
-                self.heap._too_large = sys.maxsize
+                leases = heap._take([form], 0)
+                self.assertEqual(leases[0].piece.nbytes if leases else 0, expected)
 
     def test_nobody_waits_for_room_that_there_is_not(self) -> None:
         """Results are held, and the heap is full: the small pieces of the oldest one, which are free, do not help."""
