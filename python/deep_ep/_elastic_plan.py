@@ -87,8 +87,8 @@ class Result:
         self.scales: Optional[torch.Tensor] = None
         if kind.scales is not None:
             made = parts[1] if parts[1].dtype is kind.scales[1] else parts[1].view(kind.scales[1])
-            # As strides, because torch gives a tensor without rows others than (1, 0).
-            self.scales = made.as_strided((rows, made.shape[0]), (1, made.shape[1])) if kind.scales[2] else made
+            # As strides, because torch gives a tensor without rows others than (1, 0). No view, as in Ordinary.cut().
+            self.scales = made.as_strided((rows, made.shape[0]), (1, made.shape[1])).data if kind.scales[2] else made
         small = memories.small.tensors() if memories.small is not None else []
         self.idx = small[0] if not kind.expand else None
         self.weights = small[-1] if kind.weighted else None

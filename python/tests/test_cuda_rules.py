@@ -419,9 +419,40 @@ class Memory(Rules):
     def test_fp8_and_strides(self) -> None:
         values = self.heap.empty((3, 16), torch.float8_e4m3fn)
         self.assertEqual((values.dtype, values.shape), (torch.float8_e4m3fn, (3, 16)))
+        self.assertIsNone(values._base)
         scales = self.heap.empty((2, 8, 3), torch.float32, (24, 1, 8))
         self.assertEqual((scales.stride(), scales.shape), ((24, 1, 8), (2, 8, 3)))
         self.assertEqual(self.heap.empty((0, 7), torch.bfloat16).shape, (0, 7))
+
+    def test_results_are_no_views(self) -> None:
+        """Of any dtype, in the heap and not, also for fewer rows than there was memory for: nothing has a base, and
+        storages give all of their memory back."""
+        pool = mock.Mock(device=torch.device("cpu"), heap=self.heap)
+        pool.group.info = mock.Mock(local_experts=2, max_recv_tokens=12)
+        for dtype, scales in ((torch.bfloat16, None), (torch.float8_e4m3fn, (4, torch.float32, False)),
+                              (torch.float8_e5m2, (4, torch.int32, True)), (torch.int32, None), (torch.int8, None),
+                              (torch.uint8, (1, torch.uint32, True))):
+            kind = Kind(False, 32, dtype, 4, torch.int64, scales, True, True)
+            plan = DispatchPlan(pool, kind, 8)
+            for inside in (True, False):
+                memories = plan._try_reserve(12, 12, True) if inside else plan._ordinary(12)
+                by_column = scales is not None and scales[2]  # not queued early
+                rows = 12 if by_column else 7
+                with torch.inference_mode(dtype is torch.int8):
+                    result = Result(kind, rows, memories) if by_column else plan.result(rows, rows, memories)
+                made = [one for one in (result.x, result.scales, result.idx, result.weights, result.source_map)
+                        if one is not None]
+                self.assertEqual((result.x.shape, result.x.dtype, len(made)), ((rows, 32), dtype, 5 if scales else 4))
+                if scales:
+                    self.assertEqual((result.scales.dtype, result.scales.shape), (scales[1], (rows, scales[0])))
+                self.assertTrue(all(one.is_contiguous() for one in made if one is not result.scales or not by_column))
+                self.assertEqual([one._base for one in made], [None] * len(made))
+                memories = result = None
+                taken = len(self.heap._pieces) - len(self.heap._free)
+                for one in made:
+                    one.untyped_storage().resize_(0)
+                self.heap._collect()
+                self.assertEqual((taken, len(self.heap._pieces) - len(self.heap._free)), (3 if inside else 0, 0))
 
     def test_results_use_memory_again(self) -> None:
         form = Form(((4, 8), torch.float8_e4m3fn, None), ((4, 2), torch.float32, (1, 4)))
