@@ -294,6 +294,8 @@ static epx_status gather_over_tcp(struct boot *boot, const void *send, void *rec
     pthread_mutex_lock(&rendezvous.lock);
     if (rendezvous.broken) {
         status = fail(rendezvous.broken, "the rendezvous failed earlier: %s", rendezvous.reason);
+    } else if (!rendezvous.connected) { /* close_at_exit() */
+        status = fail(EPX_ERR_USAGE, "the process ends, and has closed its connections to the other ranks");
     } else {
         gather.sequence = ++rendezvous.sequence;
         status =

@@ -270,10 +270,49 @@ static void groups_in_another_order_are_named(void **state)
     world_end(&world);
 }
 
+/* A thread that creates a group goes on for a while when the process ends. */
+static struct boot *left_open;
+
+/* Behind the library's, which have no number. */
+__attribute__((destructor(101))) static void use_at_exit(void)
+{
+    if (left_open && gather_checked(left_open, 64, 1) != EPX_ERR_USAGE)
+        _exit(1);
+}
+
+static void a_thread_finds_the_end_of_the_process(void **state)
+{
+    struct world world = world_make(1, NULL);
+    int ended = 0;
+    pid_t pids[2];
+
+    (void)state;
+    for (int r = 0; r < 2; r++) {
+        pids[r] = fork();
+        assert_true(pids[r] >= 0);
+        if (pids[r])
+            continue;
+        limit_time();
+        child_set_int("RANK", r);
+        child_set_int("WORLD_SIZE", 2);
+        child_set_int("MASTER_PORT", world.port);
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        if (boot_open(NULL, world.timeout_ms, &left_open) || gather_checked(left_open, 64, 0))
+            _exit(2);
+        exit(0);
+    }
+    for (int r = 0; r < 2; r++) {
+        waitpid(pids[r], &ended, 0);
+        assert_true(WIFEXITED(ended));
+        assert_int_equal(WEXITSTATUS(ended), 0);
+    }
+    world_end(&world);
+}
+
 UNIT_TESTS_WITHIN(name_this_run, NULL, a_silent_service_on_the_port_is_passed_over,
                   services_that_answer_nonsense_are_passed_over, unknown_clients_of_rank_0_do_no_harm,
                   neighbouring_jobs_do_not_mix, jobs_on_one_port_are_told_apart_by_id, missing_ranks_are_named_on_all,
                   a_missing_rank_0_is_named, an_unknown_host_ends_at_the_deadline, a_death_is_named_at_once,
                   a_late_rank_is_named_at_the_deadline, different_sizes_are_named,
                   a_wrong_world_size_is_named_on_both_sides, a_rank_given_twice_is_named, another_version_is_refused,
-                  groups_in_another_order_are_named)
+                  groups_in_another_order_are_named, a_thread_finds_the_end_of_the_process)
