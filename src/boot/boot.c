@@ -18,15 +18,17 @@
 #include "boot/secret.h"
 #include "util/env.h"
 #include "util/log.h"
+#include "util/pause.h"
 #include "util/status.h"
 
-enum { DEFAULT_TIMEOUT_MS = 100000, MAX_TIMEOUT_MS = 1000000000 };
+enum { DEFAULT_TIMEOUT_MS = 100000, MAX_TIMEOUT_MS = 1000000000, PAUSE_NS = 1000000 };
 
 struct boot {
     int rank, nranks;
     int timeout_ms;
     uint32_t group; /* TCP: number of this bootstrap in the process */
     int over_tcp;
+    int begun; /* counted in rendezvous.begun */
     epx_allgather_fn allgather;
     void *context;
     struct secret secret;
@@ -39,7 +41,8 @@ static struct {
     struct channel *channels; /* rank 0: one per rank; other ranks: [0] is the connection to rank 0 */
     int channel_count;
     struct tree tree;
-    int users;
+    int users; /* groups */
+    int begun; /* of these: those that are still being created */
     uint32_t groups;
     uint64_t sequence;
     pid_t pid;
@@ -100,6 +103,20 @@ static epx_status connect_ranks(const struct rendezvous_config *config)
     return EPX_OK;
 }
 
+/* A creation of another thread goes on for a moment when its rendezvous has failed. Once it has ended, ranks can meet
+ * again. */
+static void await_ends(int timeout_ms)
+{
+    const uint64_t deadline = deadline_in(timeout_ms);
+
+    while (rendezvous.broken && rendezvous.users && rendezvous.users == rendezvous.begun &&
+           !deadline_passed(deadline)) {
+        pthread_mutex_unlock(&rendezvous.lock);
+        pause_ns(PAUSE_NS);
+        pthread_mutex_lock(&rendezvous.lock);
+    }
+}
+
 /* Uses the existing rendezvous if it works, or makes a new one. */
 static epx_status share_rendezvous(const struct rendezvous_config *config)
 {
@@ -108,6 +125,7 @@ static epx_status share_rendezvous(const struct rendezvous_config *config)
                     "this process was forked from rank %d after that had connected to the other ranks: it "
                     "cannot share these connections",
                     rendezvous.rank);
+    await_ends(config->timeout_ms);
     if (rendezvous.broken && rendezvous.users)
         return fail(rendezvous.broken, "the rendezvous failed earlier: %s", rendezvous.reason);
     if (rendezvous.broken)
@@ -178,7 +196,9 @@ static epx_status open_from_environment(struct boot *boot)
     if (!status) {
         boot->over_tcp = 1;
         boot->group = ++rendezvous.groups;
+        boot->begun = 1;
         rendezvous.users++;
+        rendezvous.begun++;
     } else { /* under the same lock: ranks that meet later, for another thread, do not fail for this */
         snprintf(why, sizeof(why), "%.399s", epx_last_error());
         end_rendezvous(status, why);
@@ -244,12 +264,23 @@ epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **ou
     return EPX_OK;
 }
 
+void boot_created(struct boot *boot)
+{
+    if (!boot->begun)
+        return;
+    pthread_mutex_lock(&rendezvous.lock);
+    rendezvous.begun--;
+    boot->begun = 0;
+    pthread_mutex_unlock(&rendezvous.lock);
+}
+
 void boot_close(struct boot *boot)
 {
     if (!boot)
         return;
     if (boot->over_tcp) {
         pthread_mutex_lock(&rendezvous.lock);
+        rendezvous.begun -= boot->begun;
         if (!--rendezvous.users && rendezvous.broken)
             close_rendezvous();
         pthread_mutex_unlock(&rendezvous.lock);

@@ -13,6 +13,9 @@ struct boot;
 /* `user` NULL = from the environment: the process has ONE TCP rendezvous, which all its groups share. A failure ends
  * the one that there is (boot_abandon). */
 epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **boot);
+/* Its group is there, and uses it until boot_close(). Until then a boot_open() of another thread that finds their
+ * rendezvous failed waits for the end of this creation. */
+void boot_created(struct boot *boot);
 void boot_close(struct boot *boot);
 int boot_rank(const struct boot *boot);
 int boot_nranks(const struct boot *boot);

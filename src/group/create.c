@@ -361,6 +361,7 @@ epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *
         (void)group_free(group); /* the message is that of the first failure */
         return status;
     }
+    boot_created(group->boot);
     log_line(LOG_INFO, "group of %d ranks on %d nodes, %s, %d agents, heap %llu bytes", group->nranks, group->nnodes,
              group->device->ops->name, group->set.agents, (unsigned long long)group->plan.total);
     *out = group;

@@ -3,6 +3,8 @@
 /* Ports that others use, and every way in which the rendezvous can fail. */
 #include "tests/unit/boot_fixture.h"
 
+#include <pthread.h>
+
 #include "boot/channel.h"
 #include "boot/secret.h"
 #include "tests/lib/slow.h"
@@ -270,6 +272,63 @@ static void groups_in_another_order_are_named(void **state)
     world_end(&world);
 }
 
+static int connected; /* of this process */
+
+/* A creation whose all-gather fails, as rank 2 stays away, and which ends a moment later. */
+static void *create_in_vain(void *arg)
+{
+    const struct world *world = arg;
+    struct boot *boot;
+    int status = boot_open(NULL, world->timeout_ms, &boot);
+
+    if (status)
+        return NULL;
+    __atomic_store_n(&connected, 1, __ATOMIC_RELEASE);
+    status = gather_checked(boot, 64, 0);
+    usleep(300000); /* it frees what it has made so far */
+    boot_close(boot);
+    return status == EPX_ERR_TIMEOUT ? arg : NULL;
+}
+
+/* Ctrl-C leaves a creation of three ranks, and two of them begin another one without the third. */
+static int leave_a_creation(const struct world *world, int rank)
+{
+    struct world again = *world;
+    struct boot *boot;
+    pthread_t thread;
+    void *failed = NULL;
+    int status;
+
+    if (rank == 2) {
+        status = boot_open(NULL, slow_ms(20000), &boot);
+        await_others(world, rank);
+        return status;
+    }
+    again.timeout_ms = slow_ms(20000);
+    if (pthread_create(&thread, NULL, create_in_vain, (void *)world))
+        return -1;
+    while (!__atomic_load_n(&connected, __ATOMIC_ACQUIRE))
+        usleep(1000);
+    usleep(100000); /* all have connected, and are in the all-gather */
+    child_set_int("WORLD_SIZE", 2);
+    status = open_and_gather(&again, rank);
+    pthread_join(thread, &failed);
+    return status ? status : failed ? EPX_OK : -1;
+}
+
+static void ranks_meet_again_behind_a_creation_that_fails(void **state)
+{
+    struct world world = world_make(3, leave_a_creation);
+
+    (void)state;
+    world.timeout_ms = slow_ms(2000);
+    world_start(&world);
+    for (int r = 0; r < 3; r++)
+        waitpid(world.pids[r], NULL, 0);
+    expect_all_ok(&world);
+    world_end(&world);
+}
+
 /* A thread that creates a group goes on for a while when the process ends. */
 static struct boot *left_open;
 
@@ -315,4 +374,5 @@ UNIT_TESTS_WITHIN(name_this_run, NULL, a_silent_service_on_the_port_is_passed_ov
                   a_missing_rank_0_is_named, an_unknown_host_ends_at_the_deadline, a_death_is_named_at_once,
                   a_late_rank_is_named_at_the_deadline, different_sizes_are_named,
                   a_wrong_world_size_is_named_on_both_sides, a_rank_given_twice_is_named, another_version_is_refused,
-                  groups_in_another_order_are_named, a_thread_finds_the_end_of_the_process)
+                  groups_in_another_order_are_named, ranks_meet_again_behind_a_creation_that_fails,
+                  a_thread_finds_the_end_of_the_process)
