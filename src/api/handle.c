@@ -244,30 +244,44 @@ static epx_status count_in_memory(epx_handle *handle, const char *call, struct c
     return EPX_OK;
 }
 
-/* For max_us at most. What is in the memory can be read when all work of the group that is queued has run. */
-static epx_status poll_memory(epx_handle *handle, const char *call, uint64_t max_us)
+/* What is in the memory can be read when all work of the group that is queued has run. */
+static epx_status look_at_memory(epx_handle *handle, const char *call)
 {
     struct epx_group *group = handle->group;
     const struct device_ops *ops = group->device->ops;
-    const uint64_t start = host_now_ns(), most = 4000u * (uint64_t)group->set.timeout_ms;
     struct device_stream *last = group->last_stream;
     struct counts counts;
+    epx_status status = EPX_OK;
 
-    while (last && !ops->stream_captures(group->device, last)) {
-        const uint64_t us = (host_now_ns() - start) / 1000;
-        epx_status status = ops->stream_query(group->device, last);
+    if (last && !ops->stream_captures(group->device, last))
+        status = ops->stream_query(group->device, last);
+    return status == EPX_OK ? count_in_memory(handle, call, &counts, NULL) : status;
+}
 
-        if (status == EPX_OK)
-            break;
-        if (status == EPX_ERR_NOT_READY)
-            status = group_usable(group);
+/* For max_us at most, and beside the calls of other threads, one of which may update the handle. */
+static epx_status poll_memory(struct api_call *api, epx_handle *handle, const char *call, uint64_t max_us)
+{
+    const uint64_t start = host_now_ns(), most = 4000u * (uint64_t)handle->group->set.timeout_ms;
+    uint64_t us = 0;
+
+    while (is_over_memory(handle)) {
+        epx_status status = EPX_ERR_NOT_READY;
+
+        if (api_try_issue(api)) {
+            status = look_at_memory(handle, call);
+            api_release(api);
+        }
+        if (status != EPX_ERR_NOT_READY)
+            return status;
+        status = group_usable(handle->group);
         if (status != EPX_OK)
             return status;
+        us = (host_now_ns() - start) / 1000;
         if (us >= max_us || us >= most) /* a caller's own work may take any time */
             return EPX_ERR_NOT_READY;
         pause_ns(QUEUE_PAUSE_NS);
     }
-    return count_in_memory(handle, call, &counts, NULL);
+    return handle_poll_update(handle, call, us < max_us ? max_us - us : 0);
 }
 
 epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us)
@@ -276,10 +290,8 @@ epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us)
     API_WAIT;
     epx_status status = handle_check(handle, call);
 
-    if (status == EPX_OK && is_over_memory(handle)) {
-        status = api_issue(&api_call, call);
-        return status == EPX_OK ? poll_memory(handle, call, max_us) : status;
-    }
+    if (status == EPX_OK && is_over_memory(handle))
+        return poll_memory(&api_call, handle, call, max_us);
     if (status == EPX_OK)
         status = check_counted(handle, call);
     return status == EPX_OK ? handle_poll_update(handle, call, max_us) : status;

@@ -361,6 +361,18 @@ epx_status api_issue(struct api_call *call, const char *function)
     return status;
 }
 
+int api_try_issue(struct api_call *call)
+{
+    call->locked = pthread_mutex_trylock(&call->group->calls) == 0;
+    return call->locked;
+}
+
+void api_release(struct api_call *call)
+{
+    pthread_mutex_unlock(&call->group->calls);
+    call->locked = 0;
+}
+
 /* Call with the lock held. The group and its handles, events, streams and graphs; free_entries() follows. */
 static struct entry *unlink_group(const struct epx_group *group)
 {

@@ -56,6 +56,9 @@ void api_leave(struct api_call *call);
 epx_status api_enter(struct api_call *call, enum registry_kind kind, const void *object, const char *function);
 /* A wait that has to do what only one thread may at a time. */
 epx_status api_issue(struct api_call *call, const char *function);
+/* The same for a moment, and without a wait: 0 = another thread is inside. api_release() follows. */
+int api_try_issue(struct api_call *call);
+void api_release(struct api_call *call);
 /* epx_group_destroy: waits for the streams, and sees to it that nobody enters the group; registry_end() follows.
  * EPX_ERR_USAGE: another thread is inside. */
 epx_status api_end(struct api_call *call);

@@ -3,6 +3,7 @@
  * High throughput: a rank has more tokens than the group is for. All ranks learn it in the update, whoever has them,
  * and the group can be used as before. And rows pass through windows where the host expects none.
  */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "group/objects.h"
@@ -334,6 +335,75 @@ static int polls_memory(struct fixture *s, epx_handle *copy)
                : fixture_fail(s, "a wait for the memory");
 }
 
+static int may_end; /* the work that is queued */
+
+static void wait_for_word(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 60000 && !__atomic_load_n(&may_end, __ATOMIC_ACQUIRE); i++)
+        pause_ns(1000000u);
+}
+
+struct aside {
+    pthread_t thread;
+    epx_handle *copy;
+    epx_status status;
+    int ended;
+};
+
+static void *count_aside(void *arg)
+{
+    struct aside *a = arg;
+    int64_t rows = 0;
+
+    a->status = epx_handle_recv_count(a->copy, &rows, NULL);
+    __atomic_store_n(&a->ended, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void *poll_aside(void *arg)
+{
+    struct aside *a = arg;
+
+    a->status = epx_handle_recv_poll(a->copy, 5000000u);
+    __atomic_store_n(&a->ended, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* A thread that waits for work of the group, and what `other` makes of that. */
+static int beside(struct fixture *s, epx_handle *copy, void *(*waits)(void *), int (*other)(struct fixture *, void *))
+{
+    struct aside a = {.copy = copy};
+    int rc;
+
+    __atomic_store_n(&may_end, 0, __ATOMIC_RELEASE);
+    if (epx_stream_call(s->group, NULL, wait_for_word, NULL) != EPX_OK ||
+        pthread_create(&a.thread, NULL, waits, &a) != 0)
+        return fixture_fail(s, "work, and a thread that waits for it");
+    pause_ns(100000000u); /* it is inside by then, most often */
+    rc = other(s, &a);
+    __atomic_store_n(&may_end, 1, __ATOMIC_RELEASE);
+    pthread_join(a.thread, NULL);
+    return rc || a.status == EPX_OK ? rc : fixture_fail(s, "the other thread's wait");
+}
+
+static int polls_shortly(struct fixture *s, void *arg)
+{
+    const struct aside *a = arg;
+
+    return epx_handle_recv_poll(a->copy, 1000) == EPX_ERR_NOT_READY ? 0 : fixture_fail(s, "a short wait");
+}
+
+static int issues(struct fixture *s, void *arg)
+{
+    const struct aside *a = arg;
+    void *memory = NULL;
+
+    if (epx_alloc(s->group, 64, &memory) != EPX_OK || epx_free(s->group, memory) != EPX_OK)
+        return fixture_fail(s, "epx_alloc beside a poll");
+    return __atomic_load_n(&a->ended, __ATOMIC_ACQUIRE) ? fixture_fail(s, "epx_alloc waited for a poll") : 0;
+}
+
 static int counts_over_memory(struct fixture *s)
 {
     static char tables[1 << 20] __attribute__((aligned(16)));
@@ -350,7 +420,8 @@ static int counts_over_memory(struct fixture *s)
         epx_handle_recv_poll(copy, 10000000u) != EPX_ERR_USAGE || /* no routing yet */
         fixture_sync(s, epx_handle_update(first, &s->idx, NULL, NULL)) != EPX_OK)
         return fixture_fail(s, "two handles over one memory");
-    if (polls_memory(s, copy) || counts_are(s, copy, "before a dispatch"))
+    if (polls_memory(s, copy) || counts_are(s, copy, "before a dispatch") ||
+        beside(s, copy, count_aside, polls_shortly) || beside(s, copy, poll_aside, issues))
         return -1;
     if (fixture_sync(s, epx_dispatch(copy, &in, &s->ht_out, NULL, NULL, NULL)) != EPX_OK)
         return fixture_fail(s, "a dispatch");
