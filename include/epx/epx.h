@@ -341,7 +341,7 @@ EPX_API epx_status epx_stream_call(epx_group *group, epx_stream stream, void (*f
 EPX_API epx_status epx_event_create(epx_group *group, epx_event **event);
 EPX_API epx_status epx_event_destroy(epx_event *event);
 EPX_API epx_status epx_event_record(epx_event *event, epx_stream stream);
-/* An event that was never recorded counts as reached. */
+/* An event that was never recorded counts as reached. EPX_ERR_USAGE: it was recorded on a stream that captures. */
 EPX_API epx_status epx_event_sync(epx_event *event);
 EPX_API epx_status epx_event_query(epx_event *event);
 EPX_API epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, epx_event *event);

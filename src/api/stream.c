@@ -103,8 +103,23 @@ epx_status epx_event_record(epx_event *event, epx_stream stream)
         status = stream_check(event->group, stream, "epx_event_record");
     if (status != EPX_OK)
         return status;
-    return event->group->device->ops->event_record(event->group->device, event->event,
-                                                   group_stream(event->group, stream));
+    const int before = event->captured, captures = group_captures(event->group, stream);
+    __atomic_store_n(&event->captured, before || captures, __ATOMIC_RELAXED); /* other threads ask for the event */
+    status =
+        event->group->device->ops->event_record(event->group->device, event->event, group_stream(event->group, stream));
+    __atomic_store_n(&event->captured, status == EPX_OK ? captures : before, __ATOMIC_RELAXED);
+    return status;
+}
+
+/* A device that is asked for an event of a capture ends the capture, like one that is asked for its stream. */
+static epx_status check_point(const epx_event *event, const char *call)
+{
+    if (!__atomic_load_n(&event->captured, __ATOMIC_RELAXED))
+        return EPX_OK;
+    return fail(EPX_ERR_USAGE,
+                "%s: event: it was recorded on a stream that captures a graph; expected one that a "
+                "stream reaches",
+                call);
 }
 
 epx_status epx_event_sync(epx_event *event)
@@ -112,6 +127,8 @@ epx_status epx_event_sync(epx_event *event)
     API_WAIT;
     epx_status status = event_check(event, "epx_event_sync");
 
+    if (status == EPX_OK)
+        status = check_point(event, "epx_event_sync");
     if (status == EPX_OK)
         status = event->group->device->ops->event_sync(event->group->device, event->event);
     return status == EPX_OK ? epx_group_error(event->group, NULL) : status;
@@ -122,6 +139,8 @@ epx_status epx_event_query(epx_event *event)
     API_WAIT;
     epx_status status = event_check(event, "epx_event_query");
 
+    if (status == EPX_OK)
+        status = check_point(event, "epx_event_query");
     return status == EPX_OK ? event->group->device->ops->event_query(event->group->device, event->event) : status;
 }
 

@@ -172,6 +172,7 @@ struct epx_handle {
 struct epx_event {
     struct epx_group *group;
     struct device_event *event;
+    int captured;           /* recorded in a capture: it is no point of a stream's work */
     struct epx_event *next; /* of the group */
 };
 

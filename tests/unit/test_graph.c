@@ -397,6 +397,72 @@ static int end_and_clean_under_captures(struct fixture *s)
     return rc || fixture_ht(s);
 }
 
+/* A device that records events in captures, as a GPU does, and counts who asks for events. */
+static int asked;
+
+static epx_status spy_record(struct device *d, struct device_event *event, struct device_stream *on)
+{
+    return real->stream_captures(d, on) ? EPX_OK : real->event_record(d, event, on);
+}
+
+static epx_status spy_event_sync(struct device *d, struct device_event *event)
+{
+    asked++;
+    return real->event_sync(d, event);
+}
+
+static epx_status spy_event_query(struct device *d, struct device_event *event)
+{
+    asked++;
+    return real->event_query(d, event);
+}
+
+static int ask_for_events_of_captures(struct fixture *s, epx_event *event)
+{
+    epx_graph *graph = NULL;
+    int rc = 0;
+
+    if (epx_graph_begin(s->group, NULL) != EPX_OK || epx_event_record(event, NULL) != EPX_OK)
+        return fixture_fail(s, "a capture with an event");
+    for (int i = 0; i < 2 && !rc; i++) { /* in the capture, and behind it */
+        rc = REFUSED(epx_event_query(event), "epx_event_query: event") ||
+             REFUSED(epx_event_sync(event), "epx_event_sync: event");
+        if (i == 0 && (epx_graph_end(s->group, NULL, &graph) != EPX_OK || epx_graph_destroy(graph) != EPX_OK))
+            rc = fixture_fail(s, "the end of a capture");
+    }
+    if (!rc && asked)
+        rc = fixture_fail(s, "the device was asked for an event of a capture");
+    if (!rc && (epx_event_record(event, NULL) != EPX_OK || epx_event_sync(event) != EPX_OK ||
+                epx_event_query(event) != EPX_OK || asked != 2))
+        rc = fixture_fail(s, "the same event outside of a capture");
+    return rc;
+}
+
+static int look_at_events(struct fixture *s)
+{
+    struct device_ops spied = *s->group->device->ops;
+    epx_event *event = NULL;
+    int rc;
+
+    if (epx_event_create(s->group, &event) != EPX_OK)
+        return fixture_fail(s, "an event");
+    real = s->group->device->ops;
+    spied.event_record = spy_record;
+    spied.event_sync = spy_event_sync;
+    spied.event_query = spy_event_query;
+    s->group->device->ops = &spied;
+    rc = ask_for_events_of_captures(s, event);
+    s->group->device->ops = real;
+    return rc || epx_event_destroy(event) != EPX_OK;
+}
+
+static void nobody_asks_for_an_event_of_a_capture(void **state)
+{
+    (void)state;
+    asked = 0;
+    assert_int_equal(fixture_run(1, NULL, look_at_events, NULL), 0);
+}
+
 static void cleaning_and_ending_wait_for_no_capture(void **state)
 {
     epx_group_config config = fixture_config(20000);
@@ -422,4 +488,5 @@ UNIT_MAIN(cmocka_unit_test_setup_teardown(every_launch_runs_all_in_order, open_d
           cmocka_unit_test(updates_beside_those_of_graphs_are_counted),
           cmocka_unit_test(a_recording_ends_without_a_place_for_the_graph),
           cmocka_unit_test(nothing_waits_for_a_stream_that_captures),
-          cmocka_unit_test(cleaning_and_ending_wait_for_no_capture))
+          cmocka_unit_test(cleaning_and_ending_wait_for_no_capture),
+          cmocka_unit_test(nobody_asks_for_an_event_of_a_capture))
