@@ -121,7 +121,8 @@ static epx_status began_operations(struct epx_group *group, epx_stream stream, i
     return status;
 }
 
-/* Has a masked rank missed operations? A rank that a deadline has masked has, also if it was masked by hand later. */
+/* Has a masked rank missed operations? A rank that a deadline has masked has, also if it was masked by hand later, or
+ * when the operation, an epx_complete that begins none, was queued and had not run yet. */
 static epx_status has_missed(struct epx_group *group, int rank, epx_stream stream, int *missed)
 {
     int32_t active = 0;
@@ -129,7 +130,7 @@ static epx_status has_missed(struct epx_group *group, int rank, epx_stream strea
 
     if (status == EPX_OK && !*missed)
         status = group->device->ops->copy(group->device, &active, &kept_mask(group)[rank], sizeof(active));
-    *missed |= !active || !group->masked_by_update[rank] || group->map.out[rank];
+    *missed |= !active || !group->masked_by_update[rank] || group->map.out[rank] || mask_by_deadline(group, rank);
     return status;
 }
 
