@@ -2,6 +2,7 @@
 """Groups: sets of ranks that exchange tokens."""
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import operator
@@ -70,7 +71,7 @@ def memory(nranks: int, **config: Any) -> Dict[str, int]:
 
 def _interruptible(call: Callable[[], int], undo: Callable[[], Any]) -> Tuple[int, str]:
     """Runs a call that may block for long on a separate thread, so that Ctrl-C can interrupt the wait for it. What such
-    a call still does, nobody has: undo() follows its end."""
+    a call still does, nobody has: undo() follows its end. A caller that Ctrl-C interrupts behind that calls it too."""
     result: List[Any] = []
     left: List[bool] = []
     lock = threading.Lock()
@@ -91,6 +92,7 @@ def _interruptible(call: Callable[[], int], undo: Callable[[], Any]) -> Tuple[in
         thread.start()
         while thread.is_alive():
             thread.join(0.1)
+        return result[0]
     except BaseException:
         with lock:
             left.append(True)
@@ -98,7 +100,6 @@ def _interruptible(call: Callable[[], int], undo: Callable[[], Any]) -> Tuple[in
         if ended:
             undo()
         raise
-    return result[0]
 
 
 class Group(HandleOwner, HeapOwner):
@@ -141,19 +142,23 @@ class Group(HandleOwner, HeapOwner):
         struct = _make_config(config)
         out = ctypes.c_void_p()
         _tidy()  # this group may need the memory
-        lib = self._lib
+        destroys = [self._lib.epx_group_destroy]  # once, by the thread that takes it
 
         def undo() -> None:
-            if out.value:  # Ctrl-C at the end, or before it
-                lib.epx_group_destroy(out.value)
+            if out.value and destroys:  # None: the call has not ended, or has failed
+                with contextlib.suppress(IndexError):
+                    destroys.pop()(out.value)
 
         try:
             self._check_collective(lambda: call(ctypes.byref(out), ctypes.byref(struct)), undo)
-        except BaseException:
-            if bootstrap is not None:
-                undo()
+            self._take(out.value, struct)
+        except BaseException:  # Ctrl-C, say, also behind the end of the call
+            undo()
+            self._address = None
             raise
-        self._address = out.value
+
+    def _take(self, address: Optional[int], struct: _abi.GroupConfigStruct) -> None:
+        self._address = address
         self._pid = os.getpid()
         self.info = self._query()
         self.device = self.info.device

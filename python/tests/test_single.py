@@ -24,6 +24,7 @@ from deep_ep._elastic_meeting import Meeting
 from epx import _rounds as rounds
 from epx import dlpack
 from epx._abi import TensorStruct
+from epx._library import load
 from epx.tensors import describe
 
 
@@ -314,6 +315,58 @@ class Interruptible(unittest.TestCase):
         self.assertFalse(undone.acquire(timeout=0.2))
         self.assertEqual(epx.group._interruptible(lambda: 0, undone.release), (0, ""))
         self.assertFalse(undone.acquire(timeout=0.1))
+
+
+    def test_creation_interrupted_at_every_line(self) -> None:
+        """Ctrl-C at any line of a creation: its group is destroyed, once."""
+        lib, noise = load(), []
+        create, destroy = lib.epx_group_create, lib.epx_group_destroy
+        made, ended = [], []
+
+        def count_create(out, boot, struct):
+            status = create(out, boot, struct)
+            made.append(status)
+            return status
+
+        def count_destroy(address):
+            ended.append(destroy(address))
+            return ended[-1]
+
+        def interrupted_at(line, boot):
+            left = [line]
+
+            def trace(frame, event, _):
+                if frame.f_code.co_filename != epx.group.__file__:
+                    return None
+                left[0] -= event == "line"
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                return trace
+
+            sys.settrace(trace)
+            try:
+                group = epx.Group(boot, num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, device=1)
+            except KeyboardInterrupt:
+                return True
+            finally:
+                sys.settrace(None)
+            group.destroy()
+            return False
+
+        with mock.patch.object(lib, "epx_group_create", count_create), \
+                mock.patch.object(lib, "epx_group_destroy", count_destroy), \
+                mock.patch.object(sys, "unraisablehook", noise.append), \
+                mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
+            for boot in (None, epx.Bootstrap(0, 1, lambda data: [data])):
+                line = 1
+                while interrupted_at(line, boot):
+                    until = time.monotonic() + 60  # a call that was left goes on
+                    while threading.active_count() > 1 and time.monotonic() < until:
+                        time.sleep(1e-3)
+                    self.assertEqual(len(made), len(ended), "line %d" % line)
+                    line += 1
+                self.assertGreater(line, 20)
+        self.assertEqual((set(made), set(ended), noise), ({0}, {0}, []))
 
 
 class Processes(unittest.TestCase):
