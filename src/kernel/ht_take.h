@@ -170,18 +170,24 @@ KFN int hd_shown_count(const struct group_dev *g, int s, int k, int wide)
     return shown < room ? shown : room;
 }
 
-/* What goes with the rows that this rank takes from window k of rank s. Not row by row, where each would wait for what
- * its own few lanes load. */
-KFN_STEP void hd_take_extras(struct agent *ag, const struct ht_dispatch_params *p, int s, int k, int wide)
+/* What goes with the rows that this rank takes from window k of rank s: a lane has an entry. Not row by row, where each
+ * would wait for what its own few lanes load. `before`: as in hd_take_from(). */
+KFN_STEP int64_t hd_take_extras(struct agent *ag, const struct ht_dispatch_params *p, int s, int k, int wide,
+                                int64_t before)
 {
-    const int K = p->h->state->topk, n = hd_shown_count(p->g, s, k, wide);
+    const int K = p->h->state->topk;
+    const int64_t entries = (int64_t)hd_shown_count(p->g, s, k, wide) * K, parts = (entries + AG_LANES - 1) / AG_LANES;
 
-    AG_EACH_ALL(ag, int64_t, e, (int64_t)n * K)
-    {
-        const struct hd_row r = hd_shown_token(p, s, k, (int)(e / K), wide);
-        AG_WRITES(ag, p->g, p->g->rank);
-        hd_take_entry(p, &r, (int)(e % K));
+    for (int64_t part = ht_first_item(ag, before); part < parts; part += ag_count(ag)) {
+        const int64_t first = part * AG_LANES, left = entries - first;
+        AG_EACH(ag, int, i, left < AG_LANES ? (int)left : AG_LANES)
+        {
+            const struct hd_row r = hd_shown_token(p, s, k, (int)((first + i) / K), wide);
+            AG_WRITES(ag, p->g, p->g->rank);
+            hd_take_entry(p, &r, (int)((first + i) % K));
+        }
     }
+    return before + parts;
 }
 
 /* What rank s has for this one in window k: an agent looks at several tokens together. `before` such parts of the
@@ -369,7 +375,7 @@ KFN_STEP int hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k
         return 0;
     for (int i = 0; i < g->node_size && k <= windows; i++)
         if (g->mask[hw_rank(g, i)])
-            hd_take_extras(ag, p, hw_rank(g, i), k - 1, wide);
+            before = hd_take_extras(ag, p, hw_rank(g, i), k - 1, wide, before);
     for (int i = 0; i < g->node_size && k <= windows; i++)
         if (g->mask[hw_rank(g, i)])
             before = hd_take_from(ag, p, hw_rank(g, i), k - 1, wide, before);
