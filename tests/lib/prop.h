@@ -52,6 +52,7 @@ struct prop_handle {
     enum prop_streams streams;
     int in_epx_alloc; /* percent of tensors in memory from epx_alloc */
     int recv_tensor;  /* high throughput: receive into EPX's own buffer */
+    int in_reach; /* percent of dispatches whose tokens are in memory from epx_alloc on all ranks, whatever the rest */
 };
 
 struct prop_case {
@@ -133,6 +134,9 @@ int prop_run(const char *program, const char *name, int cases, int modes, int ma
 void prop_force_plain(struct prop_case *c, struct prop_rng *rng);
 void prop_force_cast(struct prop_case *c, struct prop_rng *rng);
 void prop_force_own_fp8(struct prop_case *c, struct prop_rng *rng);
+/* More rows than the receive buffer holds, into ordinary memory, of tokens that the other ranks often reach: receivers
+ * take them from there (kernel/ht_take.h). */
+void prop_force_in_reach(struct prop_case *c, struct prop_rng *rng);
 void prop_force_many_ranks(struct prop_case *c, struct prop_rng *rng, int max_tokens);
 /* EPX_TEST_SCALE, 1 by default. */
 double prop_scale(void);

@@ -63,6 +63,7 @@ struct actor {
     struct buffer buffer[PROP_MAX_BUFFERS];
     int nbuffers;
     int backward;
+    int in_heap; /* the next tensors are in memory from epx_alloc */
     epx_tensor *idx;
     epx_layout_info info;
     epx_dispatch_inputs in;

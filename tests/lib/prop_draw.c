@@ -276,6 +276,26 @@ void prop_force_cast(struct prop_case *c, struct prop_rng *rng)
     }
 }
 
+/* Nobody has room for all rows that can come, and no token has two rows in one place, for that would need it. */
+void prop_force_in_reach(struct prop_case *c, struct prop_rng *rng)
+{
+    c->bounded = 0;
+    c->registered = prop_chance(rng, 50);
+    c->ht_node_bytes = prop_chance(rng, 60) ? 1 : (uint64_t)1 << (10 + prop_draw(rng, 8));
+    c->pairs += c->pairs < 3;
+    for (int i = 0; i < c->nhandles; i++) {
+        struct prop_handle *h = &c->handle[i];
+        h->recv_tensor = 0;
+        h->in_reach = 20 * (2 + prop_draw(rng, 4));
+        h->in_epx_alloc = prop_chance(rng, 60) ? 0 : 10 + prop_draw(rng, 40);
+        if (h->layout == EPX_EXPERT_MAJOR)
+            h->w.duplicates = 0;
+        if (h->w.dtype != EPX_FP8_E4M3 && !prop_chance(rng, 20))
+            h->out_dtype = h->w.dtype; /* a cast is made in windows */
+    }
+    prop_shrink(c);
+}
+
 void prop_force_many_ranks(struct prop_case *c, struct prop_rng *rng, int max_tokens)
 {
     const int ranks = prop_chance(rng, 30) ? 64 : 9 + prop_draw(rng, 56);

@@ -351,12 +351,12 @@ void prop_print_case(const struct prop_case *c)
         fprintf(stderr,
                 "  handle %d: mode %d layout %d align %d flags %u out %d scale %d round %d result %d weights %d idx %d "
                 "src %d biases %d logfmt %d round_ranks %d backward %d staged %d/%d async %d streams %d alloc %d%% "
-                "recv_tensor %d\n"
+                "in_reach %d%% recv_tensor %d\n"
                 "            %s\n",
                 i, h->mode, h->layout, h->alignment, h->flags, h->out_dtype, h->out_scale_dtype, h->round_scale,
                 h->result_dtype, h->weights, h->idx_out, h->src_out, h->biases, h->logfmt, h->round_ranks, h->backward,
-                h->staged_dispatch, h->staged_combine, h->async, (int)h->streams, h->in_epx_alloc, h->recv_tensor,
-                workload_describe(&h->w, text, sizeof(text)));
+                h->staged_dispatch, h->staged_combine, h->async, (int)h->streams, h->in_epx_alloc, h->in_reach,
+                h->recv_tensor, workload_describe(&h->w, text, sizeof(text)));
     }
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "group/objects.h"
 #include "prop_actor.h"
 #include "util/pause.h"
 
@@ -145,7 +146,8 @@ static epx_tensor *lay_out(struct actor *a, int dtype, int64_t d0, int64_t d1, i
     b->t = epx_tensor_make(NULL, (epx_dtype)dtype, ndim, d0, d1, d2, 0);
     before = apart ? (size_t)lay_apart(a, &b->t) * tensor_element_size(dtype) : 0;
     b->bytes = span_of(&b->t) ? before + span_of(&b->t) : 0;
-    b->from_epx = prop_chance(&a->rng, a->p->in_epx_alloc);
+    const int drawn = prop_chance(&a->rng, a->p->in_epx_alloc); /* also where it does not matter: seeds mean the same */
+    b->from_epx = a->in_heap || drawn;
     b->group = a->group;
     if (b->from_epx) {
         if (actor_status(a, "epx_alloc", epx_alloc(a->group, b->bytes + CANARY_BYTES, &memory)))
@@ -318,6 +320,16 @@ static int make_info(struct actor *a)
     return a->failed ? -1 : 0;
 }
 
+/* Are the tokens of this dispatch in memory from epx_alloc? On all ranks, or now and then on half of them. */
+static int tokens_in_heap(const struct actor *a)
+{
+    const uint64_t seed = workload_hash(a->shared->c->seed, (uint64_t)a->number << 8 | (uint64_t)a->update);
+    struct prop_rng all = {workload_hash(seed, 0x4ea0 + a->w.round)};
+    struct prop_rng own = {workload_hash(all.state, (uint64_t)a->rank)};
+
+    return a->p->in_reach && (prop_chance(&all, a->p->in_reach) || prop_chance(&own, 50));
+}
+
 static int make_dispatch_inputs(struct actor *a)
 {
     const struct workload *w = &a->w;
@@ -325,9 +337,11 @@ static int make_dispatch_inputs(struct actor *a)
     epx_tensor *tokens, *scales = NULL, *weights = NULL;
 
     a->in = (epx_dispatch_inputs)EPX_DISPATCH_INPUTS_INIT;
+    a->in_heap = tokens_in_heap(a);
     a->in.tokens = tokens = new_rows(a, w->dtype);
     if (w->dtype == EPX_FP8_E4M3)
         a->in.scales = scales = new_tensor(a, w->scale_dtype, B, w->scale_count, -1);
+    a->in_heap = 0;
     if (a->p->weights && !a->backward && !(low_latency(a) && a->p->layout == EPX_EXPERT_MAJOR))
         a->in.topk_weights = weights = new_tensor(a, EPX_FP32, B, w->topk, -1);
     if (a->failed)
@@ -441,10 +455,28 @@ static void be_late(struct actor *a)
         nanosleep(&wait, NULL);
 }
 
+/* Where each stage is a launch, the host takes the steps of earlier windows for those that will come
+ * (modes/high_throughput.c). Whatever it expects, and however ranks differ in that, rows are right. */
+static void expect_any_steps(struct actor *a)
+{
+    const uint64_t who = (uint64_t)a->rank << 32 | (uint64_t)a->number << 16 | (uint64_t)a->update;
+    const uint64_t draw = workload_hash(workload_hash(a->shared->c->seed, who), 0x57e9 + a->w.round);
+    struct epx_group *group = a->group;
+
+    if (!a->p->in_reach || low_latency(a) || draw & 1)
+        return;
+    group->windows_hinted = __atomic_load_n(group->shadow.windows, __ATOMIC_RELAXED);
+    group->windows_with_rows = group->windows_hinted / HW_HINT_ROWS;
+    group->windows_others = group->windows_hinted / HW_HINT_OTHERS % (HW_HINT_ROWS / HW_HINT_OTHERS);
+    group->windows_wide = draw & 2 ? 1000 : 0;
+    group->windows_quiet = draw & 4 ? 1000 : 0;
+}
+
 static int issue_dispatch(struct actor *a)
 {
     const struct prop_handle *p = a->p;
 
+    expect_any_steps(a);
     if (make_dispatch_inputs(a) || make_dispatch_outputs(a) || (low_latency(a) && make_info(a)))
         return -1;
     a->dispatch_config = (epx_dispatch_config)EPX_DISPATCH_CONFIG_INIT;

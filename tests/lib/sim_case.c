@@ -437,6 +437,20 @@ static void choose_receivers(struct sim_case *c, const struct sim_case_options *
         c->net.stopped = shuts ? SIM_NET_SHUTS : SIM_NET_READS;
 }
 
+/* After all other draws, whose seeds mean what they meant. Groups with masks take no rows where they are: these stay
+ * where faults need them, for some of the cases. */
+static void choose_in_reach(struct sim_case *c, const struct sim_case_options *o)
+{
+    struct prop_rng own = {workload_hash(c->seed, 0x1ea)};
+    const int needs_masks = o->faults & (SIM_FAULT_JOIN | SIM_FAULT_LATE | SIM_FAULT_RECOVER) || prop_chance(&own, 10);
+
+    if (!o->in_reach)
+        return;
+    prop_force_in_reach(&c->prop, &own);
+    if (!needs_masks)
+        c->prop.enable_mask = c->prop.recover = 0;
+}
+
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
 {
     struct prop_rng rng = {workload_hash(seed, 0x51b)};
@@ -460,6 +474,7 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
     if (options->faults & SIM_FAULT_STOP)
         choose_stop(c);
     choose_receivers(c, options);
+    choose_in_reach(c, options);
     /* Offsets are of one group, and ranks of one process each. */
     c->setup.watch_rows = c->prop.ngroups == 1 && !c->prop.spares;
 }

@@ -28,6 +28,7 @@ struct sim_case_options {
     int modes;       /* epx_mode bits; several = drawn from them */
     unsigned faults; /* SIM_FAULT_*: drawn from them, also none */
     int stopped;     /* 1 + enum sim_net_stopped; 0 = drawn */
+    int in_reach;    /* 1: dispatches of high throughput take rows where they are (prop_force_in_reach) */
 };
 
 struct sim_case {

@@ -26,6 +26,14 @@ static void zero_copy(struct prop_case *c, struct prop_rng *rng)
     c->handle[0].in_epx_alloc = c->handle[0].recv_tensor ? prop_draw(rng, 101) : 100;
 }
 
+static void rows_taken_where_they_are(struct prop_case *c, struct prop_rng *rng)
+{
+    c->enable_mask &= prop_chance(rng, 20);
+    if (prop_chance(rng, 30))
+        prop_force_own_fp8(c, rng);
+    prop_force_in_reach(c, rng);
+}
+
 static void many_ranks(struct prop_case *c, struct prop_rng *rng)
 {
     prop_force_many_ranks(c, rng, 8);
@@ -34,4 +42,4 @@ static void many_ranks(struct prop_case *c, struct prop_rng *rng)
 PROP_MAIN("test_prop_ht", EPX_HIGH_THROUGHPUT, {"plain_bf16", 72, 8, plain_bf16}, {"anything_goes", 240, 8, NULL},
           {"fp8_cast", 90, 8, prop_force_cast}, {"own_fp8", 24, 8, prop_force_own_fp8},
           {"cached_routing_and_backward", 90, 8, cached_routing_and_backward}, {"zero_copy", 90, 8, zero_copy},
-          {"many_ranks", 10, 64, many_ranks})
+          {"rows_taken_where_they_are", 90, 8, rows_taken_where_they_are}, {"many_ranks", 10, 64, many_ranks})

@@ -211,6 +211,19 @@ static void high_throughput_across_nodes(void **state)
               (struct sim_case_options){.modes = EPX_HIGH_THROUGHPUT, .nodes = 2});
 }
 
+/* Dispatches take rows from the tokens of other ranks, which these overwrite as soon as they may. */
+static void rows_taken_where_they_are(void **state)
+{
+    struct sim_case_options options = {.modes = EPX_HIGH_THROUGHPUT, .nodes = 1, .in_reach = 1};
+
+    (void)state;
+    run_seeds("rows_taken_where_they_are", 26001, 200, options);
+    options.faults = FAULTS;
+    run_seeds("rows_taken_where_they_are, faults", 26501, 150, options);
+    options.faults = SIM_FAULT_STOP;
+    run_seeds("rows_taken_where_they_are, stops", 27001, 50, options);
+}
+
 /* What crosses between nodes is in memory that the node does not reach. */
 static void high_throughput_with_split_memory(void **state)
 {
@@ -452,5 +465,5 @@ UNIT_TESTS_WITHIN(set_up, NULL, the_seed_decides_the_order, time_jumps_when_all_
                   a_seed_of_a_stop_that_has_found_something, seeds_with_receivers_that_have_found_something,
                   a_seed_of_a_delay_that_has_found_something, a_seed_replays_exactly, on_one_node,
                   low_latency_across_nodes, high_throughput_across_nodes, high_throughput_with_split_memory,
-                  anything_without_faults, anything_with_faults, a_rank_that_stops_is_named, faults_in_a_recovery,
-                  many_ranks)
+                  rows_taken_where_they_are, anything_without_faults, anything_with_faults, a_rank_that_stops_is_named,
+                  faults_in_a_recovery, many_ranks)

@@ -88,6 +88,10 @@ static const struct option_spec specs[] = {
          "do not run for a while), join (others take the places of those that end) or all: delay and death",
      .fallback = "none",
      .call = set_faults},
+    {.name = "in-reach",
+     .kind = OPTION_FLAG,
+     .help = "results of dispatch in ordinary memory, more than buffers hold, of tokens that the others often reach",
+     .offset = FIELD(given.in_reach)},
     {.kind = OPTION_TITLE, .help = "How it is run and reported:"},
     {.name = "keep-going",
      .kind = OPTION_FLAG,
@@ -185,6 +189,8 @@ static void tell_failure(const struct options *o, const struct sim_case *c, cons
         fprintf(stderr, " --ranks %d", o->given.ranks);
     if (o->given.nodes)
         fprintf(stderr, " --nodes %d", o->given.nodes);
+    if (o->given.in_reach)
+        fprintf(stderr, " --in-reach");
     if (o->routing >= 0)
         fprintf(stderr, " --routing %s", option_choice_name(routing_choices, o->routing));
     fprintf(stderr, "\n");
