@@ -140,7 +140,8 @@ KFN void hd_rows_done(struct agent *ag, const struct ht_dispatch_params *p, uint
     const int copied = p->buffered & BUFFERED_TOKENS && !(pulled && hd_is_wide(ag, p));
     if (ag_leader(ag))
         g->state->pulled = pulled;
-    signal_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
+    if (INJECT_BUG(BUG_EARLY_TAKEN, !pulled || !hd_is_wide(ag, p), 1))
+        signal_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
     if (g->nnodes > 1 && !pulled)
         hd_release(ag, p);
     if (ag_leader(ag)) {

@@ -390,9 +390,14 @@ KFN_STEP int hd_windows(struct agent *ag, const struct ht_dispatch_params *p, ui
     const int wide = hd_is_wide(ag, p);
     const struct hw_steps s = hd_steps(p, epoch, wide);
 
-    for (int k = 0; k < s.count; k++)
-        if (hd_step_begin(ag, p, &s, k) || hd_step(ag, p, k, wide) || hw_end(ag, p->g, &s, k))
+    for (int k = 0; k < s.count; k++) {
+        if (hd_step_begin(ag, p, &s, k))
             return 1;
+        if (INJECT_BUG(BUG_EARLY_TAKEN, wide && k == s.count - 1 && ag_index(ag) == 0, 0))
+            signal_peers(ag, p->g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
+        if (hd_step(ag, p, k, wide) || hw_end(ag, p->g, &s, k))
+            return 1;
+    }
     return 0;
 }
 

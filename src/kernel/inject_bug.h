@@ -40,7 +40,8 @@ enum injected_bug {
     BUG_HALF_ROWS = 31,    /* the halves of receive rows are apart for rows of one size only */
     BUG_STILL_READ = 32,   /* puts to a peer that is lost in silence count as sent, and the network still reads them */
     BUG_GOES_ON = 33,      /* a rank goes on without another one although the network still reads puts to that one */
-    BUG_MISSED = 34        /* a rank that gives up puts of high throughput, with masks, tells nobody */
+    BUG_MISSED = 34,       /* a rank that gives up puts of high throughput, with masks, tells nobody */
+    BUG_EARLY_TAKEN = 35   /* a rank says that it has its rows before it has taken them from where others have them */
 };
 
 #ifdef EPX_INJECT_BUGS

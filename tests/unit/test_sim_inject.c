@@ -167,6 +167,15 @@ static void a_window_given_back_too_early_is_found(void **state)
     is_found(BUG_EARLY_WINDOW, 0, "");
 }
 
+/* The source goes on, and uses the memory of its tokens for something else. */
+static void rows_that_count_as_taken_too_early_are_found(void **state)
+{
+    const struct sim_case_options options = {.nodes = 1, .modes = EPX_HIGH_THROUGHPUT, .in_reach = 1};
+
+    (void)state;
+    is_found_with(BUG_EARLY_TAKEN, &options, "");
+}
+
 static void a_slot_given_back_before_its_node_has_taken_it_is_found(void **state)
 {
     (void)state;
@@ -343,13 +352,13 @@ static int set_up(void **state)
 UNIT_TESTS_WITHIN(set_up, NULL, without_a_bug_nothing_is_found, a_missing_wait_for_slot_reuse_is_found,
                   a_counter_compared_with_the_wrong_epoch_is_found, a_field_one_bit_too_narrow_is_found,
                   a_credit_given_too_early_is_found, a_window_given_back_too_early_is_found,
-                  a_slot_given_back_before_its_node_has_taken_it_is_found, a_round_counted_twice_is_found,
-                  an_aggregate_that_misses_a_peer_is_found, a_word_of_a_node_that_misses_a_rank_is_found,
-                  a_word_stored_before_the_count_of_its_node_is_found, a_heap_that_is_not_mapped_again_is_found,
-                  a_place_given_while_its_process_is_there_is_found, members_that_choose_different_processes_are_found,
-                  rows_that_land_with_gaps_are_found, rows_that_return_to_a_wrong_place_are_found,
-                  a_rank_that_gives_up_in_silence_is_found, a_missing_look_at_the_abort_word_is_found,
-                  memory_reused_before_the_network_has_read_it_is_found,
+                  rows_that_count_as_taken_too_early_are_found, a_slot_given_back_before_its_node_has_taken_it_is_found,
+                  a_round_counted_twice_is_found, an_aggregate_that_misses_a_peer_is_found,
+                  a_word_of_a_node_that_misses_a_rank_is_found, a_word_stored_before_the_count_of_its_node_is_found,
+                  a_heap_that_is_not_mapped_again_is_found, a_place_given_while_its_process_is_there_is_found,
+                  members_that_choose_different_processes_are_found, rows_that_land_with_gaps_are_found,
+                  rows_that_return_to_a_wrong_place_are_found, a_rank_that_gives_up_in_silence_is_found,
+                  a_missing_look_at_the_abort_word_is_found, memory_reused_before_the_network_has_read_it_is_found,
                   puts_that_are_given_up_and_still_read_are_found, a_rank_that_goes_on_while_the_network_reads_is_found,
                   a_rank_that_gives_up_puts_and_tells_nobody_is_found,
                   a_late_rank_that_writes_into_reused_memory_is_found,
