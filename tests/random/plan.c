@@ -357,6 +357,7 @@ void plan_draw(struct plan *p, uint64_t seed, int ranks, const char *net)
     p->bounded = chance(&d, 40);
     p->ht_buffer = chance(&d, 40) ? 1 : 0;
     p->ht_node = chance(&d, 40) ? 1u << draw(&d, 18) : 0;
+    p->registered = (int)(workload_hash(seed, 0x1e4d) & 1); /* not of d: seeds mean what they meant before */
     p->nhandles = 1 + draw(&d, MOST_HANDLES);
     for (int h = 0; h < p->nhandles; h++)
         draw_handle(p, &d, &p->handle[h]);
@@ -370,7 +371,7 @@ void plan_print(const struct plan *p, FILE *to)
 
     fprintf(to, "  R %d per_node %d net '%s' E %d L %d M %d K %d bytes %d groups %d modes %u inflight %d agents %d ",
             p->R, p->per_node, p->net, p->E, p->L, p->M, p->K, p->bytes, p->ngroups, p->modes, p->inflight, p->agents);
-    fprintf(to, "mask %d bounded %d ht_buffer %llu ht_node %llu\n", p->mask, p->bounded,
+    fprintf(to, "mask %d bounded %d registered %d ht_buffer %llu ht_node %llu\n", p->mask, p->bounded, p->registered,
             (unsigned long long)p->ht_buffer, (unsigned long long)p->ht_node);
     for (int i = 0; i < p->nhandles; i++) {
         const struct handle_plan *h = &p->handle[i];

@@ -87,6 +87,7 @@ struct plan {
     int ngroups, nhandles, nsteps;
     uint32_t modes;
     int inflight, agents, mask, bounded;
+    int registered; /* EPX_REGISTER: ranks read tensors in each other's ordinary memory in place */
     uint64_t ht_buffer, ht_node;
     char net[16];
     struct handle_plan handle[MOST_HANDLES];

@@ -159,6 +159,7 @@ int main(int argc, char **argv)
             fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
             plan_print(p, stderr);
         }
+        setenv("EPX_REGISTER", p->registered ? "1" : "0", 1);
         if (run_ranks(p->R, run_rank, p)) {
             fprintf(stderr, "epx_random: seed %llu FAILED\n", (unsigned long long)seed);
             return 1;
