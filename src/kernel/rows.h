@@ -76,6 +76,8 @@ KFN void row_put_entry(const int32_t *ids, const float *weights, int K, int k, i
                 before += !is && j < k;
         }
         place = local ? before : locals + before;
+        if (place >= K) /* ids that change: a window is in use again, without this rank, which is masked */
+            return;
     }
     if (out_idx->data)
         index_put(out_idx, at * K + place, local ? ids[k] - (form & TOPK_GLOBAL ? 0 : first) : -1);
