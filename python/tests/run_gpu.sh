@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # The tests of python/tests on CUDA tensors: RANKS processes (default 8) share the GPUs there are, under MPS. Builds the
 # library as scripts/gpu.sh does (GPU, GPU_ARCH, GPU_BUILD: scripts/gpu_build.sh).
-#   usage: python/tests/run_gpu.sh [tests] [bench] [late] [curve] [frameworks] [-- arguments of suite.py]
+#   usage: python/tests/run_gpu.sh [tests] [bench] [elastic] [late] [curve] [frameworks] [-- arguments of suite.py]
 #   (default: tests and bench)
 #   frameworks: Megatron-LM's own modules, and those of SGLang, vLLM and torchtitan; torch.compile. Where Python has no
 #   megatron-core, and for the others, EPX_TEST_PACKAGES is a folder that scripts/framework_files.sh FOLDER all has
 #   made, here or on another machine (default: build-frameworks). FRAMEWORKS="vllm_modules ..." runs some of them.
+#   elastic: V2 against V1, expansion against the same bytes, and results that are held, three times.
 #   late: products of matrices beside operations that wait for a late rank. curve: whole layers and low-latency pairs
 #   with 2, 4, 8, 16 and 32 SMs for each rank (EPX_NUM_AGENTS), where the GPU has as many for all.
 #   PYTHON=... names an interpreter with torch; the one of the path if not said. BENCH="--iterations 10 ..." goes to
-#   tools/python/deep_ep_bench.py. Logs go to $OUT (default: gpu-results).
+#   the programs of bench and elastic. Logs go to $OUT (default: gpu-results).
 set -u
 cd "$(dirname "$0")/../.." || exit
 steps=
@@ -73,6 +74,13 @@ if [[ $steps == *bench* ]]; then
     timeout 200 "${launch[@]}" tools/python/deep_ep_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} \
         >"$out/python-bench.txt" 2>&1 || failed=1
     grep -E '^(\||deep_ep)' "$out/python-bench.txt" || tail -40 "$out/python-bench.txt"
+fi
+if [[ $steps == *elastic* ]]; then
+    for run in 1 2 3; do
+        timeout 120 "${launch[@]}" tools/python/elastic_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} \
+            >"$out/python-elastic-$run.txt" 2>&1 || failed=1
+        grep -E '^(\||deep_ep)' "$out/python-elastic-$run.txt" || tail -40 "$out/python-elastic-$run.txt"
+    done
 fi
 if [[ $steps == *late* ]]; then
     timeout 150 "${launch[@]}" tools/python/late_bench.py --device "$EPX_TEST_DEVICE" >"$out/python-late.txt" 2>&1 ||
