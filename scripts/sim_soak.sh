@@ -21,6 +21,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 seeds=100000 chunk=1000 first=10000000 record=$root/build/sim_soak.txt epx=$root/build/epx report=0
 combinations="mixed:all ht:all ll:all mixed:delay mixed:death ht:delay ht:death ll:delay ll:death mixed:none"
 combinations="$combinations mixed:late ll:late mixed:join ll:join mixed:recover ll:recover mixed:stop"
+combinations="$combinations ht-in-reach:all ht-in-reach:stop ht-in-reach:late ht-in-reach:recover"
 
 usage() { sed -n '/^#   scripts/,/^# Exit/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 while [ $# -gt 0 ]; do
@@ -53,13 +54,20 @@ field() { # name: of the JSON line on stdin, the only one
     sed -n "s/.*\"$1\": \"\{0,1\}\([0-9.]*\).*/\1/p"
 }
 
+# MODE of a record: -in-reach behind it is an option of its own.
+options() { # mode faults
+    echo "--mode ${1%-in-reach} --faults $2"
+    [ "$1" = "${1%-in-reach}" ] || echo "--in-reach"
+}
+
 # A chunk without a result: which of its seeds crashes? Where none does the program was stopped: nothing is recorded,
 # and the next run begins with this chunk.
 run_singly() { # mode faults from
     local seed rc crashed=0
     for seed in $(seq "$3" $(($3 + chunk - 1))); do
         rc=0
-        nice "$epx" sim --seeds 1 --from "$seed" --mode "$1" --faults "$2" >/dev/null 2>&1 || rc=$?
+        # shellcheck disable=SC2046 # options without spaces
+        nice "$epx" sim --seeds 1 --from "$seed" $(options "$1" "$2") >/dev/null 2>&1 || rc=$?
         [ $rc -gt 1 ] || continue
         crashed=$((crashed + 1))
         echo "FAILED $1 $2 $seed the program ended with status $rc" | tee -a "$record" >&2
@@ -76,8 +84,8 @@ run_chunk() { # mode faults
     from=$(next_seed "$1" "$2")
     errors=$(mktemp)
     version=$(sha256sum "$epx" | cut -c1-12)
-    json=$(nice "$epx" sim --seeds "$chunk" --from "$from" --mode "$1" --faults "$2" --keep-going --json \
-        2>"$errors") || true
+    # shellcheck disable=SC2046 # options without spaces
+    json=$(nice "$epx" sim --seeds "$chunk" --from "$from" $(options "$1" "$2") --keep-going --json 2>"$errors") || true
     if [ -z "$(echo "$json" | field seeds)" ]; then
         rm -f "$errors"
         run_singly "$1" "$2" "$from"
@@ -95,7 +103,7 @@ print_report() {
     awk '$1 == "FAILED" { next }
         { n[$1 " " $2] += $4; bad[$1 " " $2] += $5; all += $4; failed += $5 }
         { steps += $6; stalls += $7; deaths += $8; s += $9 }
-        END { for (k in n) printf "%-12s %9d seeds, %d failed\n", k, n[k], bad[k] | "sort"
+        END { for (k in n) printf "%-19s %9d seeds, %d failed\n", k, n[k], bad[k] | "sort"
               close("sort")
               printf "%d seeds, %d failed; %.0f steps, ", all, failed, steps
               printf "%d stalls, %d deaths, %.0f s\n", stalls, deaths, s }' "$record"
