@@ -77,22 +77,31 @@ def _interruptible(call: Callable[[], int], undo: Callable[[], Any]) -> Tuple[in
     lock = threading.Lock()
 
     def run() -> None:
-        status = call()
+        try:
+            status = call()
+            ended: Any = status, load().epx_last_error().decode("utf-8", "replace") if status else ""
+        except Exception as error:  # arguments that ctypes refuses
+            ended = error
         with lock:
-            result.append((status, load().epx_last_error().decode("utf-8", "replace") if status else ""))
+            result.append(ended)
             late = bool(left)
         if late:
             undo()
 
+    def outcome() -> Tuple[int, str]:
+        if isinstance(result[0], Exception):
+            raise result[0]
+        return result[0]
+
     if threading.current_thread() is not threading.main_thread():
         run()  # Python delivers signals to the main thread only
-        return result[0]
+        return outcome()
     thread = threading.Thread(target=run, daemon=True, name="epx")
     try:
         thread.start()
         while thread.is_alive():
             thread.join(0.1)
-        return result[0]
+        return outcome()
     except BaseException:
         with lock:
             left.append(True)

@@ -316,6 +316,20 @@ class Interruptible(unittest.TestCase):
         self.assertEqual(epx.group._interruptible(lambda: 0, undone.release), (0, ""))
         self.assertFalse(undone.acquire(timeout=0.1))
 
+    def test_arguments_that_ctypes_refuses(self) -> None:
+        """The error of the call reaches the caller, from whichever thread."""
+        raised = []
+
+        def join() -> None:
+            try:
+                epx.Group.join("ticket", "one", num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16)
+            except Exception as error:  # pylint: disable=broad-except
+                raised.append(error)
+        join()
+        thread = threading.Thread(target=join)
+        thread.start()
+        thread.join()
+        self.assertEqual([type(error) for error in raised], [ctypes.ArgumentError] * 2)
 
     def test_creation_interrupted_at_every_line(self) -> None:
         """Ctrl-C at any line of a creation: its group is destroyed, once."""
