@@ -373,4 +373,5 @@ def within_reach(pool: Pool, x: Optional[torch.Tensor], launch: Launch) -> Optio
     if pool.group.register(x, launch.address):
         return x
     copy = pool.heap.empty(x.shape, x.dtype)
+    launch.follow()
     return copy.copy_(x)

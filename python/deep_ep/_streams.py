@@ -115,6 +115,10 @@ class HostLaunch:
         """The context for torch's own operations."""
         return contextlib.nullcontext()
 
+    def follow(self) -> None:
+        """What is written into the heap next comes behind all operations: those that nobody has waited for hold their
+        tensors."""
+
     def join(self, _tensors: Iterable[Any]) -> None:
         """Later work of the calling thread comes after the operation."""
         if self._group.alive:  # else its end has waited
@@ -158,6 +162,7 @@ class CudaLaunch:
                  async_finish: bool) -> None:
         self._current = torch.cuda.current_stream(comm_stream.device)
         self._async = async_finish
+        self._comm = comm_stream
         self._stream = self._current
         given = previous_event.event if previous_event is not None else None
         if async_finish or given is not None:
@@ -172,6 +177,13 @@ class CudaLaunch:
     def context(self) -> ContextManager[Any]:
         """The context for torch's own operations, including allocations."""
         return contextlib.nullcontext() if self._stream is self._current else torch.cuda.stream(self._stream)
+
+    def follow(self) -> None:
+        """What torch writes into the heap next comes behind all operations. Results of asynchronous ones may have been
+        released with nobody waiting for them, and their memory is reused behind the current stream's work. Captured
+        work has memory of its own."""
+        if not self.aside and not torch.cuda.is_current_stream_capturing():
+            self._current.wait_stream(self._comm)
 
     def join(self, tensors: Iterable[Any]) -> None:
         """Later work of the current stream comes after the operation, and may use its tensors."""

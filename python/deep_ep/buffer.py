@@ -222,6 +222,8 @@ class Buffer:
         pools = [pool for pool in self._open().pools(rdma) if pool.device == device]
         flat = pools[0].heap.empty((nbytes,), torch.uint8) if pools else torch.empty(
             nbytes, dtype=torch.uint8, device=device)
+        if self._comm_stream is not None and not torch.cuda.is_current_stream_capturing():  # see CudaLaunch.follow()
+            torch.cuda.current_stream(device).wait_stream(self._comm_stream)
         self._local[rdma] = StorageWeakRef(flat.untyped_storage())
         return flat
 

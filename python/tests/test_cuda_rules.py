@@ -150,6 +150,23 @@ class Rules(unittest.TestCase):
         CudaLaunch(comm, deep_ep.EventOverlap(), True)
         self.assertEqual(story, ["comm waits for current"])
 
+    def test_copies_into_the_heap_follow_asynchronous_calls(self) -> None:
+        """Results that were released with nobody waiting for their event may still be written."""
+        group = mock.Mock(**{"info.max_recv_tokens": 1, "register.return_value": False})
+        heap = mock.Mock(**{"holds.return_value": False})
+        heap.empty = lambda shape, dtype: mock.Mock(copy_=lambda x: story.append("%s copies" % now[0].name))
+        for asynchronous, expected in ((False, ["current waits for comm", "current copies"]),
+                                       (True, ["comm waits for current", "comm copies"])):
+            story.clear()
+            launch = CudaLaunch(comm, None, asynchronous)
+            with launch.context():
+                _high_throughput.within_reach(mock.Mock(group=group, heap=heap), torch.zeros(2, 2), launch)
+            self.assertEqual(story, expected)
+        story.clear()
+        launch = CudaLaunch(comm, None, False)
+        with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
+            launch.follow()  # a wait for a stream that is not captured would end the capture
+        self.assertEqual(story, [])
 
     def test_sizes_of_the_pipeline_are_checked_later(self) -> None:
         """What was received last is overwritten before the host looks at it."""
