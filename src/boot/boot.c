@@ -42,7 +42,7 @@ static struct {
     int channel_count;
     struct tree tree;
     int users; /* groups */
-    int begun; /* of these: those that are still being created */
+    int begun; /* of these: those that are still being created; atomic */
     uint32_t groups;
     uint64_t sequence;
     pid_t pid;
@@ -109,8 +109,8 @@ static void await_ends(int timeout_ms)
 {
     const uint64_t deadline = deadline_in(timeout_ms);
 
-    while (rendezvous.broken && rendezvous.users && rendezvous.users == rendezvous.begun &&
-           !deadline_passed(deadline)) {
+    while (rendezvous.broken && rendezvous.users && !deadline_passed(deadline) &&
+           rendezvous.users == __atomic_load_n(&rendezvous.begun, __ATOMIC_RELAXED)) {
         pthread_mutex_unlock(&rendezvous.lock);
         pause_ns(PAUSE_NS);
         pthread_mutex_lock(&rendezvous.lock);
@@ -198,7 +198,7 @@ static epx_status open_from_environment(struct boot *boot)
         boot->group = ++rendezvous.groups;
         boot->begun = 1;
         rendezvous.users++;
-        rendezvous.begun++;
+        __atomic_fetch_add(&rendezvous.begun, 1, __ATOMIC_RELAXED);
     } else { /* under the same lock: ranks that meet later, for another thread, do not fail for this */
         snprintf(why, sizeof(why), "%.399s", epx_last_error());
         end_rendezvous(status, why);
@@ -264,14 +264,11 @@ epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **ou
     return EPX_OK;
 }
 
+/* Without the lock: another thread may have it for a whole all-gather, and the group is there. */
 void boot_created(struct boot *boot)
 {
-    if (!boot->begun)
-        return;
-    pthread_mutex_lock(&rendezvous.lock);
-    rendezvous.begun--;
+    __atomic_fetch_sub(&rendezvous.begun, boot->begun, __ATOMIC_RELAXED);
     boot->begun = 0;
-    pthread_mutex_unlock(&rendezvous.lock);
 }
 
 void boot_close(struct boot *boot)
@@ -280,7 +277,7 @@ void boot_close(struct boot *boot)
         return;
     if (boot->over_tcp) {
         pthread_mutex_lock(&rendezvous.lock);
-        rendezvous.begun -= boot->begun;
+        __atomic_fetch_sub(&rendezvous.begun, boot->begun, __ATOMIC_RELAXED);
         if (!--rendezvous.users && rendezvous.broken)
             close_rendezvous();
         pthread_mutex_unlock(&rendezvous.lock);

@@ -14,7 +14,7 @@ struct boot;
  * the one that there is (boot_abandon). */
 epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **boot);
 /* Its group is there, and uses it until boot_close(). Until then a boot_open() of another thread that finds their
- * rendezvous failed waits for the end of this creation. */
+ * rendezvous failed waits for the end of this creation, for its timeout at the most, and meets then. */
 void boot_created(struct boot *boot);
 void boot_close(struct boot *boot);
 int boot_rank(const struct boot *boot);

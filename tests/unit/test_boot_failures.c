@@ -272,48 +272,36 @@ static void groups_in_another_order_are_named(void **state)
     world_end(&world);
 }
 
-static int connected; /* of this process */
-
-/* A creation whose all-gather fails, as rank 2 stays away, and which ends a moment later. */
-static void *create_in_vain(void *arg)
+static void *meet_again(void *arg)
 {
-    const struct world *world = arg;
-    struct boot *boot;
-    int status = boot_open(NULL, world->timeout_ms, &boot);
+    const struct world *again = arg;
 
-    if (status)
-        return NULL;
-    __atomic_store_n(&connected, 1, __ATOMIC_RELEASE);
-    status = gather_checked(boot, 64, 0);
-    usleep(300000); /* it frees what it has made so far */
-    boot_close(boot);
-    return status == EPX_ERR_TIMEOUT ? arg : NULL;
+    return open_and_gather(again, 0) ? NULL : arg;
 }
 
-/* Ctrl-C leaves a creation of three ranks, and two of them begin another one without the third. */
+/* Three ranks meet, and then rank 2 stays away: the all-gather of a creation fails. Before that creation has freed what
+ * it has made, a thread begins another one, of two ranks, as behind Ctrl-C in Python. */
 static int leave_a_creation(const struct world *world, int rank)
 {
     struct world again = *world;
     struct boot *boot;
     pthread_t thread;
-    void *failed = NULL;
-    int status;
+    void *met = NULL;
+    int status = boot_open(NULL, rank == 2 ? slow_ms(20000) : world->timeout_ms, &boot);
 
-    if (rank == 2) {
-        status = boot_open(NULL, slow_ms(20000), &boot);
+    if (rank == 2)
         await_others(world, rank);
+    if (status || rank == 2)
         return status;
-    }
     again.timeout_ms = slow_ms(20000);
-    if (pthread_create(&thread, NULL, create_in_vain, (void *)world))
-        return -1;
-    while (!__atomic_load_n(&connected, __ATOMIC_ACQUIRE))
-        usleep(1000);
-    usleep(100000); /* all have connected, and are in the all-gather */
+    status = gather_checked(boot, 64, 0) ? EPX_OK : -1;
     child_set_int("WORLD_SIZE", 2);
-    status = open_and_gather(&again, rank);
-    pthread_join(thread, &failed);
-    return status ? status : failed ? EPX_OK : -1;
+    if (pthread_create(&thread, NULL, meet_again, &again))
+        return -1;
+    usleep(300000);
+    boot_close(boot);
+    pthread_join(thread, &met);
+    return met ? status : -1;
 }
 
 static void ranks_meet_again_behind_a_creation_that_fails(void **state)
