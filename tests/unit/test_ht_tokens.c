@@ -378,8 +378,10 @@ static int beside(struct fixture *s, epx_handle *copy, void *(*waits)(void *), i
 
     __atomic_store_n(&may_end, 0, __ATOMIC_RELEASE);
     if (epx_stream_call(s->group, NULL, wait_for_word, NULL) != EPX_OK ||
-        pthread_create(&a.thread, NULL, waits, &a) != 0)
+        pthread_create(&a.thread, NULL, waits, &a) != 0) {
+        __atomic_store_n(&may_end, 1, __ATOMIC_RELEASE);
         return fixture_fail(s, "work, and a thread that waits for it");
+    }
     pause_ns(100000000u); /* it is inside by then, most often */
     rc = other(s, &a);
     __atomic_store_n(&may_end, 1, __ATOMIC_RELEASE);
