@@ -5,7 +5,7 @@ Host time is critical here. Arguments are not checked again if an earlier call h
 the C library are prepared (see _plans.py).
 """
 
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import epx
 import torch
@@ -297,8 +297,9 @@ def _filled_buffer(routing: LowLatencyRouting, use_logfmt: bool) -> torch.Tensor
     return routing.combine_buffer
 
 
-def next_combine_buffer(handle: Handle) -> torch.Tensor:
-    """bf16 [El, N, H] in the heap, for combine with zero_copy. Two tensors alternate and live as long as the buffer."""
+def next_combine_buffer(handle: Handle, follow: Callable[[], None]) -> torch.Tensor:
+    """bf16 [El, N, H] in the heap, for combine with zero_copy. Two tensors alternate and live as long as the buffer.
+    follow() is called for new ones."""
     routing = find(LowLatencyRouting, handle)
     pool = routing.pool
     pool.check_open()
@@ -309,5 +310,6 @@ def next_combine_buffer(handle: Handle) -> torch.Tensor:
     if kept is None or kept.shape != shape:
         kept = pool.combine_buffers[which] = None
         kept = pool.combine_buffers[which] = pool.heap.empty(shape, torch.bfloat16)
+        follow()
     routing.combine_buffer = kept
     return kept

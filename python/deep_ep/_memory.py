@@ -126,7 +126,7 @@ class Heap:
         block = self._try_alloc(nbytes)
         if block is None:
             for keeper in list(self.keepers):
-                keeper.shed(None)
+                keeper.shed()
             block = self._try_alloc(nbytes)
         return block
 
@@ -239,8 +239,8 @@ class CudaHeap(Heap):
     """Tensors in the heap of a group on a GPU. Free pieces are kept for reuse. Work on the stream on which a piece was
     released runs after all work that used it. Any other stream waits for that stream first.
 
-    Memory of a piece is freed only when the host has waited for the work that uses it: whatever interrupts a call,
-    `_pieces` has the piece until then.
+    Until close(), memory of a piece is freed only when the host has waited for the work that uses it: whatever
+    interrupts a call, `_pieces` has the piece until then.
     """
 
     def __init__(self, group: epx.Group, device: torch.device) -> None:
@@ -269,12 +269,11 @@ class CudaHeap(Heap):
     def close(self) -> None:
         """Frees the pieces that are kept for reuse. Pieces returned later are freed at once."""
         self._closed = True
-        self._collect()
-        for piece in (*(entry[-1] for entry in self._free), *self._spare, *itertools.chain(*self._of_graphs.values())):
-            self._pieces.pop(piece.address, None)
+        self._returned.clear()
         self._free.clear()
         self._of_graphs.clear()
         self._spare.clear()
+        self._pieces.clear()  # those in use live as long as their leases
 
     def take_back(self, piece: _Piece, used: bool) -> None:
         """Returns a piece that is no longer referenced. Queued work of the current stream may still use it, if it was
@@ -295,8 +294,8 @@ class CudaHeap(Heap):
             if piece.in_graph:
                 self._of_graphs.setdefault((piece.nbytes, piece.stream), []).append(piece)
             else:
-                bisect.insort(self._free, (piece.nbytes, piece.stream, next(self._order), piece))
                 self._in_use -= piece.nbytes
+                bisect.insort(self._free, (piece.nbytes, piece.stream, next(self._order), piece))
 
     def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
         """The tensors of a form, or None if the heap is full."""
@@ -361,7 +360,7 @@ class CudaHeap(Heap):
         """Pieces for the forms in place of free ones; none if they would find no room then."""
         if self.keepers:
             for keeper in list(self.keepers):
-                keeper.shed(stream or 1)
+                keeper.shed()
             leases = self._take(forms, stream)
             if leases:
                 return leases

@@ -8,12 +8,15 @@ call on another stream makes that stream wait for the earlier one.
 """
 
 import collections
+import contextlib
 import ctypes
+import sys
 from typing import Callable, Deque, List, Optional, Tuple
 
 import torch
 
 from ._memory import wait_for
+from ._streams import DEFAULT_STREAM
 
 
 def _read_count(storage: int) -> int:
@@ -53,6 +56,18 @@ class ResultSet:
         self._addresses = [tensor.data_ptr() for tensor in tensors]
         storages = {tensor.untyped_storage()._cdata for tensor in tensors}
         self._own = [(storage, _use_count(storage)) for storage in storages]
+
+    def __del__(self) -> None:
+        """Whatever drops a set, also Ctrl-C in the middle of a call: its memory is used again behind the work of the
+        current stream, which waits."""
+        if self.stream is None or sys.is_finalizing():
+            return
+        with contextlib.suppress(RuntimeError):  # of a GPU that runs nothing any more
+            device = self._kept[0].device
+            current = torch._C._cuda_getCurrentRawStream(device.index or 0) or DEFAULT_STREAM
+            if current != self.stream and not torch.cuda.is_current_stream_capturing():
+                wait_for(self.stream, device)
+                self.record_stream(torch.cuda.current_stream(device))
 
     def idle(self) -> bool:
         """True if nothing else refers to the memory. A set with a resized result is never idle again."""
@@ -122,7 +137,10 @@ class Results:
         sets = self._sets
         other = None
         for _ in range(len(sets)):
-            one = sets.popleft()
+            try:
+                one = sets.popleft()
+            except IndexError:  # another thread has it
+                break
             if one.idle():
                 if one.stream == stream:
                     if other is not None:
@@ -144,11 +162,12 @@ class Results:
         one.record_stream(torch.cuda.current_stream(self._device))
         one.stream = stream
 
-    def shed(self, stream: Optional[int]) -> None:
-        """Frees the idle sets for reuse by work of the current stream, whose number is `stream`."""
+    def shed(self) -> None:
+        """Frees the idle sets for reuse by work of the current stream."""
         for _ in range(len(self._sets)):
-            one = self._sets.popleft()
+            try:
+                one = self._sets.popleft()
+            except IndexError:  # another thread has it
+                return
             if not one.idle():
                 self._sets.append(one)
-            elif one.stream != stream:
-                self._move(one, stream)

@@ -222,10 +222,14 @@ class Buffer:
         pools = [pool for pool in self._open().pools(rdma) if pool.device == device]
         flat = pools[0].heap.empty((nbytes,), torch.uint8) if pools else torch.empty(
             nbytes, dtype=torch.uint8, device=device)
-        if self._comm_stream is not None and not torch.cuda.is_current_stream_capturing():  # see CudaLaunch.follow()
-            torch.cuda.current_stream(device).wait_stream(self._comm_stream)
+        self._follow()
         self._local[rdma] = StorageWeakRef(flat.untyped_storage())
         return flat
+
+    def _follow(self) -> None:
+        """CudaLaunch.follow() for new memory of the heap that the caller writes."""
+        if self._comm_stream is not None and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_stream(self._comm_stream)
 
     # ---- High throughput
 
@@ -417,7 +421,7 @@ class Buffer:
 
     def get_next_low_latency_combine_buffer(self, handle: _Handle) -> torch.Tensor:
         """A bf16 tensor [El,R*M,H] that other ranks can read. Fill it, then combine with zero_copy=True."""
-        return _low_latency.next_combine_buffer(handle)
+        return _low_latency.next_combine_buffer(handle, self._follow)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Has nothing to clean: the modes of EPX share no memory, and counters are never cleared. With enable_shrink it
