@@ -49,7 +49,9 @@ def _common_store(bootstrap: epx.Bootstrap, alike: Dict[str, int]) -> Tuple[str,
     A process group may join ranks that were initialized apart, each part with a store of its own. `alike`: arguments
     that are compared with those of the other ranks."""
     store, own = _store() if bootstrap.nranks > 1 else None, "epx/meeting/" + uuid.uuid4().hex
-    there = store is not None and _tried(store.set, own, "")
+    # A store over TCP does not answer set(). The answer to the question behind it says that the key is there: a rank
+    # that hears of it in the all-gather may be faster than the key.
+    there = store is not None and _tried(store.set, own, "") and _tried(store.check, [own])
     parts = [json.loads(part) for part in bootstrap.allgather(json.dumps([own, alike]).encode())]
     names = [name for name, _given in parts]
     seen = there and _tried(store.check, names)  # type: ignore[union-attr]

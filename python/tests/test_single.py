@@ -111,6 +111,44 @@ class Meetings(unittest.TestCase):
             self.assertFalse(meeting._decided(store, 1800.0))
         self.assertLess(store.check.call_count, 950)
 
+    def test_a_store_that_does_not_answer_set(self) -> None:
+        """What a client sets is at the server before the answer to its next question, and no sooner."""
+        server, parts, barrier, here = {}, [b"", b""], threading.Barrier(2), threading.local()
+
+        class Client:
+            def __init__(self):
+                self.sent = {}
+
+            def set(self, key, value):
+                self.sent[key] = value
+
+            def check(self, keys):
+                server.update(self.sent)
+                self.sent.clear()
+                return all(key in server for key in keys)
+
+            def delete_key(self, key):
+                return server.pop(key, None) is not None
+
+        found = [None, None]
+
+        def meet(rank):
+            def allgather(data):
+                parts[rank] = data
+                barrier.wait(60)
+                gathered = list(parts)
+                barrier.wait(60)
+                return gathered
+            here.store = Client()
+            found[rank] = _elastic_meeting._common_store(epx.Bootstrap(rank, 2, allgather), {})[1] is here.store
+        with mock.patch.object(_elastic_meeting, "_store", lambda: here.store):
+            threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(found, [True, True])
+
 
 class Descriptors(unittest.TestCase):
     def test_torch(self) -> None:
