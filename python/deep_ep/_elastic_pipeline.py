@@ -20,9 +20,11 @@ that the receiver knows how large the tensor was. On a GPU the host does not wai
 """
 
 import collections
+import contextlib
 import json
+import re
 import uuid
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Tuple
 
 import epx
 import torch
@@ -57,6 +59,16 @@ def _pair_bootstrap(engine: ElasticEngine, name: str, edge: Tuple[int, int]) -> 
         return [data if r == me else bytes(store.get("%d/%d" % (steps[0], r))) for r in range(2)]
 
     return epx.Bootstrap(me, 2, gather)
+
+
+@contextlib.contextmanager
+def _in_words_of_the_ring(call: str, edge: Tuple[int, int]) -> Iterator[None]:
+    """Errors of a group of two name its ranks 0 and 1, which are ranks of the ring."""
+    try:
+        yield
+    except (epx.PeerError, epx.TimeoutExpired) as failure:
+        said = re.sub(r"\brank ([01])\b", lambda found: "rank %d" % edge[int(found.group(1))], failure.message)
+        raise type(failure)(failure.status, "%s: from rank %d to rank %d: %s" % (call, *edge, said)) from failure
 
 
 class _Unchecked(NamedTuple):
@@ -204,13 +216,15 @@ class Pipeline:
     def send(self, t: Any, peer: int) -> None:
         """Sends to a neighbour."""
         self._check(t, "dst_rank_idx", peer)
-        self._channels[(self._rank, peer)].send(t)
+        with _in_words_of_the_ring("pp_send", (self._rank, peer)):
+            self._channels[(self._rank, peer)].send(t)
         self._check_earlier()
 
     def recv(self, t: Any, peer: int) -> None:
         """Receives from a neighbour."""
         self._check(t, "src_rank_idx", peer)
-        self._channels[(peer, self._rank)].recv(t)
+        with _in_words_of_the_ring("pp_recv", (peer, self._rank)):
+            self._channels[(peer, self._rank)].recv(t)
         self._check_earlier()
 
     @property

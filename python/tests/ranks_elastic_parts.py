@@ -554,6 +554,25 @@ def test_pipeline_sizes(world: World) -> None:
         torch.set_default_dtype(old)
 
 
+def test_pipeline_deadline(world: World) -> None:
+    """[R] 6: the error names ranks of the ring, on the CPU in the call itself."""
+    if world.device.type == "cuda":
+        world.skip("needs CPU tensors")
+    last = world.nranks - 1
+    with elastic(world, num_bytes=BIG, num_gpu_timeout_secs=1) as buffer:
+        buffer.pp_set_config(4096, 2)
+        if world.rank == last:
+            try:
+                buffer.pp_recv(torch.ones(64), last - 1)
+            except (epx.TimeoutExpired, epx.PeerError) as error:
+                said = str(error)
+                assert "pp_recv: from rank %d to rank %d" % (last - 1, last) in said, said
+                assert "no response from rank %d" % (last - 1) in said and "recover()" in said, said
+            else:
+                raise AssertionError("a receive from a rank that does not send ended well")
+        world.meet()
+
+
 def test_pipeline_between_nodes(world: World) -> None:
     """[R] 6: every rank is a node."""
     if not world.nodes:
