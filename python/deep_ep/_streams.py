@@ -21,7 +21,7 @@ from .utils import EventHandle, EventOverlap
 
 
 DEFAULT_STREAM = 1  # 0 is torch's default stream, but NULL is the group's own in EPX
-_HINT = "; Buffer.recover() on all ranks makes the buffer usable again"
+_HINT = "; recover() on all ranks makes the buffer usable again"
 
 
 def hinted(failure: epx.EpxError) -> epx.EpxError:

@@ -156,7 +156,7 @@ class ElasticBuffer:
             return
         if self.explicitly_destroy:
             warnings.warn("deep_ep.ElasticBuffer: expected destroy() before the buffer is released "
-                          "(explicitly_destroy=True)", ResourceWarning)
+                          "(explicitly_destroy=True)")
         self._close(False)
 
     def _open(self) -> ElasticEngine:
