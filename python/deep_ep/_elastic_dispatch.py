@@ -188,7 +188,7 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
             recv_idx = _narrowed(launch, result.idx, how.topk_idx.dtype)
         event = launch.finish(
             [request.x, request.scales, how.topk_idx, idx, request.weights, how.stats],
-            [result.x, result.scales, recv_idx, result.idx, result.weights, counts.flat, result.source_map,
+            [result.x, result.scales, recv_idx, result.idx, result.weights, *counts.tensors, result.source_map,
              kept_idx if how.copy else None])
     return _rows(result), recv_idx, result.weights, handle, event
 
@@ -215,7 +215,7 @@ def _rows(result: Result) -> Any:
 
 def _make_handle(request: Request, how: Routed, sizes: Sizes, counts: Counts, result: Result, routing: ElasticRouting,
                  topk_idx: torch.Tensor, num_sms: int, domains: Domains) -> EPHandle:
-    source_ends, expert_ends, expert_rows = counts.tensors()
+    source_ends, expert_ends, expert_rows = counts.tensors
     assert result.source_map is not None
     two_levels = torch.empty(0, dtype=torch.int32, device=request.device) if domains.hybrid else None
     return EPHandle(
@@ -253,15 +253,17 @@ def dispatch_again(begin: Any, request: Request, handle: EPHandle, domains: Doma
 
 def _flat_routing(pool: Any, handle: EPHandle, expanded: ElasticRouting, launch: Any,
                   domains: Domains) -> ElasticRouting:
-    """The routing of an expanded handle, for dispatches without expansion: made once, by all ranks alike."""
-    if handle._flat is None:
+    """The routing of an expanded handle, for dispatches without expansion: made once, by all ranks
+    alike, whichever handles of it they have."""
+    flat = expanded.flat
+    if flat is None:
         flat = new_routing(pool, False, expanded.handle.topk, handle.expert_alignment, expanded.tokens)
         idx = handle.topk_idx if handle.topk_idx.dtype.itemsize >= 4 else handle.topk_idx.to(torch.int32)
         flat.handle.update(idx, stream=launch.address)
         flat.rows = flat.lines = expanded.lines
-        handle._flat = flat
-    handle._flat.record_capture()
-    return handle._flat
+        expanded.flat = flat
+    flat.record_capture()
+    return flat
 
 
 def sum_order(multiple: bool, expand: bool, domains: Domains) -> int:
@@ -300,9 +302,10 @@ def combine(begin: Any, x: Any, handle: Any, topk_weights: Any, bias: Any, multi
     if handle.do_expand:
         x, topk_weights = _expanded(routing, x, topk_weights)
     else:
-        if x.shape[0] != routing.rows:
-            raise wrong("x", "%d rows" % routing.rows, x.shape[0])
-        checks.optional("topk_weights", topk_weights, (torch.float32,), (routing.rows, topk), x.device)
+        lines = handle.recv_src_metadata.shape[0]  # a caller may have cut it to the lines that count
+        if x.shape[0] not in (routing.rows, lines):
+            raise wrong("x", "%d rows" % lines, x.shape[0])
+        checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], topk), x.device)
     added = bias_list(bias, (routing.tokens, x.shape[1]), x)
     launch = begin(pool.group)
     with launch.context():

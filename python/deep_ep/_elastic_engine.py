@@ -91,13 +91,15 @@ class ElasticPool(Pool):
 
 
 class ElasticRouting(Routing):
-    """The routing of a dispatch: `tokens` sent, `rows` of the result, `lines` of its source map. `used`: with
-    expansion, the rows that combine reads, as far as the host knows them."""
+    """The routing of a dispatch: `tokens` sent, `rows` of the result, `lines` of its source map. With expansion,
+    `used`: the rows that combine reads, as far as the host knows them; `flat`: the same routing without expansion, if
+    it was used."""
 
     def __init__(self, pool: ElasticPool, handle: epx.Handle, tokens: int) -> None:
         super().__init__(pool, handle, pool.capturing())
         self.tokens = tokens
         self.rows = self.lines = self.used = 0
+        self.flat: Optional[ElasticRouting] = None
         self.num_sms = 0  # that the caller gave to the dispatch
 
 

@@ -21,6 +21,7 @@ class EPHandle:
     """One routing: counts of what this rank received, and where each row came from. docs/python.md has the fields.
 
     A handle that is made of the fields of another one has the routing of that one: `recv_src_metadata` carries it.
+    A handle keeps its routing where `recv_src_metadata` is replaced, by its first lines for example.
     """
 
     def __init__(self, do_expand: bool, num_experts: int, expert_alignment: int, num_max_tokens_per_rank: int,
@@ -47,7 +48,7 @@ class EPHandle:
         self.token_metadata_at_forward = token_metadata_at_forward
         self.channel_linked_list = channel_linked_list
         self.cached_recv_src_metadata_before_sort: Optional[torch.Tensor] = None
-        self._flat: Optional[ElasticRouting] = None  # of an expanded handle: its routing without expansion
+        self._routing: Any = getattr(recv_src_metadata, ATTRIBUTE, None)  # if other metadata is assigned
 
     @property
     def dst_buffer_slot_idx(self) -> torch.Tensor:
@@ -55,6 +56,10 @@ class EPHandle:
         if self._dst_buffer_slot_idx is None:
             self._dst_buffer_slot_idx = torch.full_like(self.topk_idx, -1, dtype=torch.int32)
         return self._dst_buffer_slot_idx
+
+    @dst_buffer_slot_idx.setter
+    def dst_buffer_slot_idx(self, value: Optional[torch.Tensor]) -> None:
+        self._dst_buffer_slot_idx = value
 
     def deterministic_sort(self) -> None:
         """Does nothing: EPX's rows are sorted."""
@@ -65,7 +70,7 @@ class EPHandle:
 
 def routing_of(handle: Any) -> ElasticRouting:
     """The routing of a handle."""
-    routing = getattr(getattr(handle, "recv_src_metadata", None), ATTRIBUTE, None)
+    routing = getattr(getattr(handle, "recv_src_metadata", None), ATTRIBUTE, None) or getattr(handle, "_routing", None)
     if not isinstance(handle, EPHandle) or not isinstance(routing, ElasticRouting):
         raise wrong("handle", "an EPHandle that ElasticBuffer.dispatch returned", "one without its routing: it was "
                     "pickled, or made of other tensors" if isinstance(handle, EPHandle) else type(handle).__name__)

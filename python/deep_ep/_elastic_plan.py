@@ -3,7 +3,7 @@
 their addresses and row counts. On a GPU this is the time between the counts' arrival and the launch."""
 
 import ctypes
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import epx
 import torch
@@ -46,20 +46,15 @@ def _memory(pool: ElasticPool, form: Form) -> Made:
 
 
 class Counts:
-    """The counts that a routing gives: one piece of memory, int32."""
+    """The counts that a routing gives, int32: source_ends, expert_ends and expert_rows."""
 
     def __init__(self, pool: ElasticPool, sources: int, local_experts: int) -> None:
-        self.flat = torch.empty(sources + 2 * local_experts, dtype=torch.int32, device=pool.device)
-        self._sizes = (sources, local_experts, local_experts)
+        self.tensors = tuple(torch.empty(count, dtype=torch.int32, device=pool.device)
+                             for count in (sources, local_experts, local_experts))
 
-    def addresses(self) -> Tuple[int, int, int]:
-        """Of source_ends, expert_ends and expert_rows."""
-        first = self.flat.data_ptr()
-        return first, first + 4 * self._sizes[0], first + 4 * (self._sizes[0] + self._sizes[1])
-
-    def tensors(self) -> Tuple[torch.Tensor, ...]:
-        """The same as tensors."""
-        return torch.split(self.flat, self._sizes)
+    def addresses(self) -> Iterator[int]:
+        """Of the tensors."""
+        return (one.data_ptr() for one in self.tensors)
 
 
 class Memories(NamedTuple):

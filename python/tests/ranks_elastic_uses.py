@@ -318,6 +318,25 @@ def test_handles_of_other_rows(world: World) -> None:
         assert same_bits(other.dispatch(world.to(work.x[me]), handle=handle)[0], rows)
 
 
+def test_handles_that_are_changed(world: World) -> None:
+    """[E] 4: recv_src_metadata is cut to the lines that count, and combine takes as many rows; fields are assigned;
+    some ranks use a copy that was made before the first use without expansion."""
+    work, me = make_work(world, 6), world.rank
+    x, idx = world.to(work.x[me]), world.to(work.idx[me])
+    with elastic(world) as buffer:
+        rows, _idx, _weights, handle, _event = buffer.dispatch(x, idx, num_experts=work.experts, do_cpu_sync=False)
+        sums = buffer.combine(rows, handle)[0]
+        count = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
+        assert 0 < count < rows.shape[0]
+        handle.recv_src_metadata = handle.recv_src_metadata[:count]
+        handle.dst_buffer_slot_idx = handle.dst_buffer_slot_idx
+        assert same_bits(buffer.combine(rows[:count], handle)[0], sums)
+        wide = buffer.dispatch(x, idx, num_experts=work.experts, do_expand=True)[3]
+        early = copy.copy(wide)
+        flat = buffer.dispatch(x, handle=wide)[0]
+        assert same_bits(buffer.dispatch(x, handle=wide if me else early)[0], flat)
+
+
 def test_rows_that_nobody_expected(world: World) -> None:
     """[E] 4: with CPU sync, each dispatch with many more or fewer rows than the ones before it: it is queued before the
     rows are known, in small heaps into torch's memory, and again where they do not fit. Results are exact, and earlier

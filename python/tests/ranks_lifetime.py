@@ -209,7 +209,9 @@ def test_results_resize(world: World) -> None:
                 world.to(work.x[world.rank]), world.to(work.idx[world.rank]), world.to(work.weights[world.rank]),
                 num_experts=work.experts, do_expand=expand, do_cpu_sync=True)
             sums, back, _event = elastic.combine(rows, handle, weights)
-            resize([sums, back, rows, weights] + ([] if expand else [idx]))
+            resize([sums, back, rows, weights] + ([] if expand else [idx]) + [
+                handle.topk_idx, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank,
+                handle.psum_num_recv_tokens_per_expert, handle.num_unaligned_recv_tokens_per_expert])
         routed = torch.zeros(len(work.x[world.rank]), work.experts + 1)
         routed.scatter_(1, work.idx[world.rank] % (work.experts + 1), 1.0)  # -1 is the last column
         probs = world.to(routed[:, :-1].contiguous())
