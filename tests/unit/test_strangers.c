@@ -167,7 +167,7 @@ static void expect_strangers(const char *of_0, const char *of_1, const char *wor
 {
     struct world world = world_make(2, open_and_gather);
 
-    world.timeout_ms = slow_ms(1200);
+    world.timeout_ms = slow_ms(2400);
     setenv("EPX_SECRET", of_0, 1);
     world.absent[0] = 1;
     world_start(&world);
