@@ -125,6 +125,7 @@ class Heap:
     def _alloc(self, nbytes: int) -> Optional[epx.Block]:
         block = self._try_alloc(nbytes)
         if block is None:
+            self._group.prune()
             for keeper in list(self.keepers):
                 keeper.shed()
             block = self._try_alloc(nbytes)

@@ -43,7 +43,7 @@ def _counts_references(count: Callable[[int], int]) -> bool:
 _use_count: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)
 if _use_count is None and _counts_references(_read_count):
     _use_count = _read_count
-_MOST = 4  # kept sets: as many as there may be outstanding operations
+_MOST = 4  # kept sets: of outstanding operations, and of results that wait for their combine
 
 
 class ResultSet:
@@ -58,16 +58,22 @@ class ResultSet:
         self._own = [(storage, _use_count(storage)) for storage in storages]
 
     def __del__(self) -> None:
-        """Whatever drops a set, also Ctrl-C in the middle of a call: its memory is used again behind the work of the
-        current stream, which waits."""
-        if self.stream is None or sys.is_finalizing():
-            return
-        with contextlib.suppress(RuntimeError):  # of a GPU that runs nothing any more
-            device = self._kept[0].device
-            current = torch._C._cuda_getCurrentRawStream(device.index or 0) or DEFAULT_STREAM
-            if current != self.stream and not torch.cuda.is_current_stream_capturing():
-                wait_for(self.stream, device)
-                self.record_stream(torch.cuda.current_stream(device))
+        """Whatever drops a set, also Ctrl-C in the middle of a call."""
+        if not sys.is_finalizing():
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Drops the tensors. Their memory is used again behind the work of the current stream, which waits. A plan may
+        still compare this set with that of its next call."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            with contextlib.suppress(RuntimeError):  # of a GPU that runs nothing any more
+                device = self._kept[0].device
+                current = torch._C._cuda_getCurrentRawStream(device.index or 0) or DEFAULT_STREAM
+                if current != stream and not torch.cuda.is_current_stream_capturing():
+                    wait_for(stream, device)
+                    self.record_stream(torch.cuda.current_stream(device))
+        self._kept = []
 
     def idle(self) -> bool:
         """True if nothing else refers to the memory. A set with a resized result is never idle again."""
@@ -169,5 +175,7 @@ class Results:
                 one = self._sets.popleft()
             except IndexError:  # another thread has it
                 return
-            if not one.idle():
+            if one.idle():
+                one.let_go()
+            else:
                 self._sets.append(one)

@@ -217,7 +217,7 @@ class Group(HandleOwner, HeapOwner):
 
     def _idle(self) -> bool:
         """True if no work is under way."""
-        self._prune()
+        self.prune()
         return not self._held and self._lib.epx_stream_query(self._address, None) != Status.NOT_READY
 
     def _idle_soon(self) -> bool:
@@ -344,7 +344,7 @@ def _tidy() -> None:
     GPU: this is any thread, and a call of CUDA would change its current device."""
     for group in _groups():
         if group.device == Device.CPU:
-            group._prune()
+            group.prune()
             if group in _ending and (not group.alive or group._idle()):
                 _ending.discard(group)
                 _end(group.destroy)

@@ -182,7 +182,7 @@ class StreamOwner(Owner):
         there is one."""
         number = stream_address(self, stream)
         self._wait(number)
-        self._prune()
+        self.prune()
         check(self._lib.epx_stream_sync(self.address, number))
 
     def _wait(self, stream: Optional[int]) -> None:
@@ -200,14 +200,14 @@ class StreamOwner(Owner):
         event = self._events.pop() if self._events else self._new_event()
         check(self._lib.epx_event_record(event, stream_address(self, stream)))
         self._held.append((event, objects))
-        self._prune()
+        self.prune()
 
     def _new_event(self) -> int:
         out = ctypes.c_void_p()
         check(self._lib.epx_event_create(self.address, ctypes.byref(out)))
         return out.value or 0
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
         """Lets go of what was held for work that has run. Any thread may call it, at any time."""
         if not self._held or not self._pruning.acquire(blocking=False):
             return
@@ -231,7 +231,7 @@ class StreamOwner(Owner):
         def done() -> bool:
             nonlocal limit
             before = len(self._held)
-            self._prune()
+            self.prune()
             if len(self._held) < before:
                 limit = time.monotonic() + timeout
             return not self._held or time.monotonic() > limit

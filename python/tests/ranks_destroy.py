@@ -170,11 +170,11 @@ def test_pruning_by_two_threads(world: World) -> None:
         def epx_event_query(self, event: int) -> int:
             if not self.nested:
                 self.nested = True
-                group._prune()
+                group.prune()
             return said[event]
     group._held.extend([(1, "complete"), (2, "in use")])
     lib, group._lib = group._lib, Library()  # type: ignore[assignment]
-    group._prune()
+    group.prune()
     assert [objects for _event, objects in group._held] == ["in use"]
     group._lib = lib
     group._held.clear()

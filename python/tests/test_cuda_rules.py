@@ -569,6 +569,21 @@ class Memory(Rules):
         self.assertEqual(story, ["current waits for side"] * 2 + ["the host waits for current"])
         del results
 
+    def test_results_that_are_shed_are_free(self) -> None:
+        """Also where somebody compares their set with that of the next call."""
+        form = Form(((1 << 16,), torch.uint8, None))
+        results = Results(lambda: self.heap.try_make(form), lambda: form.ordinary(torch.device("cpu")),
+                          torch.device("cpu"))
+        tensors, pointed = results.take(1, False)
+        assert pointed is not None
+        results.shed()
+        self.assertIsNone(self.heap.try_make(form))  # it is in use
+        del tensors
+        results.shed()
+        self.assertIsNotNone(self.heap.try_make(form))
+        again, found = results.take(1, False)
+        self.assertTrue(again and found is not pointed)
+
     def test_results_that_are_dropped_wait(self) -> None:
         """Memory of kept results that another stream used last is given to nobody without a wait for that stream:
         neither where a result was resized, nor behind Ctrl-C at any line."""
