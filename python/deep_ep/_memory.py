@@ -131,6 +131,11 @@ class Heap:
             block = self._try_alloc(nbytes)
         return block
 
+    def lend(self, nbytes: int) -> Optional[torch.Tensor]:
+        """uint8 [nbytes] of memory that no tensor has, or None."""
+        made = self.try_make(Form(((nbytes,), torch.uint8, None)))
+        return made[0] if made else None
+
     def holds(self, tensor: torch.Tensor) -> bool:
         """True if the tensor is known to be in the heap. Not tracked on the CPU, where no caller needs it."""
         return False
@@ -292,7 +297,9 @@ class CudaHeap(Heap):
                 piece = self._returned.popleft()
             except IndexError:  # another thread has it
                 return
-            if piece.in_graph:
+            if piece.in_graph and not piece.stream:
+                self._spare.append(piece)
+            elif piece.in_graph:
                 self._of_graphs.setdefault((piece.nbytes, piece.stream), []).append(piece)
             else:
                 self._in_use -= piece.nbytes
@@ -408,6 +415,40 @@ class CudaHeap(Heap):
         free, self._free, self._too_large = self._free, [], sys.maxsize
         for entry in free:
             del self._pieces[entry[-1].address]
+
+    def lend(self, nbytes: int) -> Optional[torch.Tensor]:
+        """As Heap.lend(). Where no tensor is in the heap, also what graphs have there: replays write it before they
+        read it. Until the tensor is released, all others are made in torch's memory."""
+        tensor = super().lend(nbytes)
+        if tensor is not None or not 0 < nbytes <= self._group.alloc_bytes or torch.cuda.is_current_stream_capturing():
+            return tensor
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        form = Form(((nbytes,), torch.uint8, None))
+        with self._lock:
+            leases = self._take_all(stream)
+            for lease in leases:
+                if not lease.piece.in_graph:
+                    lease.use_on(stream, self._device)
+            address = self._first
+        return form.tensors(form.exports(address, self._where), leases)[0] if leases and address is not None else None
+
+    def _take_all(self, stream: int) -> List[_Lease]:
+        """The whole heap; nothing if a piece is in use."""
+        self._collect()
+        of_graphs = [*itertools.chain(*self._of_graphs.values()), *self._spare]
+        if len(self._free) + len(of_graphs) < len(self._pieces):
+            return []
+        leases = []
+        while self._free:
+            piece = self._free.pop()[-1]
+            self._in_use += piece.nbytes
+            leases.append(_Lease(self, piece))
+        self._of_graphs.clear()
+        self._spare.clear()
+        leases += [_Lease(self, piece) for piece in of_graphs]
+        self._too_large = sys.maxsize
+        made = [self._new(hole, stream) for hole in self._holes() if hole]
+        return leases + [_Lease(self, piece) for piece in made if piece is not None]
 
     def prepare_graphs(self, form: Form) -> None:
         """Keeps a piece for graphs: eager calls may fill the rest, and nothing can be freed during a capture."""

@@ -13,7 +13,7 @@ _GIB = 1 << 30
 _LEAST = 16 << 20  # bytes of a heap for tensors, and of a buffer for rows
 _MOST_ROWS = 512 << 20  # bytes of a buffer for rows
 _MOST_SLOTS = 400 << 20  # bytes of a buffer for rows between nodes
-_INFLIGHT = 4  # maximum number of low-latency operations with an outstanding receive half
+_INFLIGHT = 2  # low-latency operations of a kind with an outstanding receive half: as many as DeepEP has memory for
 LOW_LATENCY_TOPK = 11  # initial top-k limit of a low-latency group: DeepEP's maximum
 
 # (hinted bytes, ranks) -> (tokens per rank, hidden size, experts).
@@ -39,16 +39,19 @@ def low_latency_config(max_tokens: int, num_experts: int, hidden_bytes: int, top
     """A low-latency group whose heap holds two of get_next_low_latency_combine_buffer() and a receive tensor, or three
     FP8 ones (half as large, with scales): of this call, of the call before it, and of graphs."""
     slab = _slab(max_tokens, num_experts, hidden_bytes, nranks)
-    return dict(
+    config = dict(
         modes=epx.Mode.LOW_LATENCY, num_experts=num_experts, max_tokens_per_rank=max_tokens,
-        max_hidden_bytes=hidden_bytes, max_topk=topk, max_inflight=_INFLIGHT,
-        alloc_bytes=3 * slab + slab * 3 // 4 + (1 << 20))
+        max_hidden_bytes=hidden_bytes, max_topk=topk, max_inflight=_INFLIGHT)
+    # What is beyond 1 MiB tells sizes with slabs of the same bytes apart, for hinted_sizes().
+    own = epx.memory(nranks, device=epx.Device.CPU, alloc_bytes=0, **config)["low_latency_bytes"]
+    return dict(config, alloc_bytes=3 * slab + slab * 3 // 4 + (1 << 20) + own % (1 << 20))
 
 
 def low_latency_hint(max_tokens: int, hidden: int, nranks: int, num_experts: int) -> int:
-    """The bytes of such a group on each rank. A buffer of this many bytes knows the sizes: see hinted_sizes()."""
+    """The bytes for tensors in the heap of such a group, all of which get_local_buffer_tensor() may give out. EPX's own
+    slots are a few percent more. A buffer of this many bytes knows the sizes: see hinted_sizes()."""
     config = low_latency_config(max_tokens, num_experts, 2 * hidden, LOW_LATENCY_TOPK, nranks)
-    nbytes = epx.memory(nranks, device=epx.Device.CPU, **config)["heap_bytes"]
+    nbytes = config["alloc_bytes"]
     _hinted[(nbytes, nranks)] = (max_tokens, hidden, num_experts)
     return nbytes
 

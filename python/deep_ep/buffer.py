@@ -199,8 +199,9 @@ class Buffer:
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
         """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. Only the caller uses it.
-        EPX stores its own state elsewhere, so clearing this memory is harmless and not necessary. It is taken from the
-        heap of the buffer if there is room, else from torch, and returns there with the last tensor of it."""
+        EPX stores its own state elsewhere, so clearing this memory is harmless and not necessary. It is that of the
+        buffer's tensors where there are none of so many bytes, else torch's, and returns there with the last tensor of
+        it."""
         nbytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         flat = self._scratch(use_rdma_buffer, nbytes)
         checks.positive("offset", offset, 0)
@@ -219,9 +220,12 @@ class Buffer:
         storage = None if kept is None or kept.expired() else torch.UntypedStorage._new_with_weak_ptr(kept.cdata)
         if storage is not None:
             return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (nbytes,), (1,))
-        pools = [pool for pool in self._open().pools(rdma) if pool.device == device]
-        flat = pools[0].heap.empty((nbytes,), torch.uint8) if pools else torch.empty(
-            nbytes, dtype=torch.uint8, device=device)
+        flat = None
+        for pool in self._open().pools(rdma):
+            if flat is None and pool.device == device:
+                flat = pool.heap.lend(nbytes)
+        if flat is None:
+            flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._follow()
         self._local[rdma] = StorageWeakRef(flat.untyped_storage())
         return flat

@@ -319,7 +319,7 @@ class Low(Base):
         nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(self.most, self.hidden, ranks, ranks * self.local)
         self.buffer = deep_ep.Buffer(group, 0, nbytes if rng.random() < 0.7 else 1 << 20, low_latency_mode=True,
                                      explicitly_destroy=True, enable_shrink=self.shrink)
-        self.waits_later = not self.shrink
+        self.waits_later, self.most_later = not self.shrink, 1  # two operations of a buffer may be outstanding
         self.out: List[Any] = []  # dispatches whose combine is still to come
         self.begun = False
         self.masked = -1  # a rank that the others go on without
@@ -540,7 +540,7 @@ class SecondBatch(Low):
         self.most, self.local, self.hidden = first.most, first.local, first.hidden
         self.shrink, self.waits_later, self.begun, self.masked = False, True, True, -1
         self.buffer, self.out = first.buffer, []
-        self.most_later = first.most_later = 1  # four operations of a buffer may be outstanding
+        self.most_later = first.most_later = 0
 
     def finish(self) -> None:
         """The end, before that of the first one."""

@@ -300,27 +300,66 @@ def test_statistics(world: World) -> None:
     assert bool((waited >= before).all())
 
 
-def staged(world: World, buffer: deep_ep.Buffer, work: Work) -> Any:
+def staged(world: World, buffer: deep_ep.Buffer, work: Work, most: int = 16) -> Any:
     """A dispatch whose hook was not called yet."""
-    return buffer.low_latency_dispatch(world.to(work.x[buffer.rank]), world.to(work.idx[buffer.rank]), 16, work.experts,
-                                       use_fp8=False, return_recv_hook=True)
+    return buffer.low_latency_dispatch(world.to(work.x[buffer.rank]), world.to(work.idx[buffer.rank]), most,
+                                       work.experts, use_fp8=False, return_recv_hook=True)
 
 
 def test_several_hooks_outstanding(world: World) -> None:
-    """Four sends may be ahead of their receives, in any order; a fifth is refused and changes nothing."""
+    """Two sends may be ahead of their receives, in any order; a third is refused and changes nothing."""
     buffer = world.buffer()
-    works = [Work(buffer.group_size, 9, 128, 2 * buffer.group_size, 3, seed=20 + i) for i in range(5)]
-    pending = [staged(world, buffer, work) for work in works[:4]]
+    works = [Work(buffer.group_size, 9, 128, 2 * buffer.group_size, 3, seed=20 + i) for i in range(3)]
+    for order in ((1, 0), (0, 1)):
+        pending = [staged(world, buffer, work) for work in works[:2]]
+        try:
+            staged(world, buffer, works[2])
+            raise AssertionError("a third staged dispatch was accepted")
+        except epx.BusyError as error:
+            assert "max_inflight" in str(error)
+        for i in order:
+            recv, counts, handle, _event, hook = pending[i]
+            hook()
+            check_received(buffer, works[i], 16, recv, counts, handle)
+    check_one(world, buffer, works[2], 16)
+
+
+def whole_heap(world: World, buffer: deep_ep.Buffer, work: Work, most: int) -> torch.Tensor:
+    """get_local_buffer_tensor(), which is all that the heap has for tensors and takes nothing of torch's."""
+    allocated = torch.cuda.memory_allocated() if world.device.type == "cuda" else 0
+    whole = buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)
+    if world.device.type == "cuda":
+        assert torch.cuda.memory_allocated() == allocated
+    assert whole.shape == (buffer.num_rdma_bytes,) and whole.device == world.device
+    pool = buffer._engine.low_latency(world.device, most, work.experts, 2 * work.hidden, work.topk)
     try:
-        staged(world, buffer, works[4])
-        raise AssertionError("a fifth staged dispatch was accepted")
-    except epx.BusyError as error:
-        assert "max_inflight" in str(error)
-    for i in (2, 0, 3, 1):
-        recv, counts, handle, _event, hook = pending[i]
-        hook()
-        check_received(buffer, works[i], 16, recv, counts, handle)
-    check_one(world, buffer, works[4], 16)
+        pool.group.alloc(8192)
+        raise AssertionError("there is room beside it")
+    except epx.OutOfMemoryError:
+        pass
+    return whole
+
+
+def test_the_local_buffer_is_that_of_the_results(world: World) -> None:
+    """With hinted bytes get_local_buffer_tensor() needs no second memory. What is written there reaches no result."""
+    most, work = 8, Work(world.nranks, 6, 256, 2 * world.nranks, 2, seed=35)
+    nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, work.hidden, world.nranks, work.experts)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, nbytes, low_latency_mode=True, explicitly_destroy=True)
+    for cast in ("bf16", "fp8", "bf16"):
+        check_one(world, buffer, work, most, cast)
+        whole = whole_heap(world, buffer, work, most)
+        again = buffer.get_local_buffer_tensor(torch.bfloat16, torch.Size((4, 2)), 16, use_rdma_buffer=True)
+        assert again.data_ptr() == whole.data_ptr() + 16
+        whole.fill_(0x55)
+        del again
+        check_one(world, buffer, work, most, cast)  # its results are torch's
+        assert whole.eq(0x55).all()
+        del whole
+    held = staged(world, buffer, Work(world.nranks, 6, 256, 2 * world.nranks, 2, seed=36), most)
+    buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True).fill_(0x55)  # torch's, beside what is held
+    held[4]()
+    check_received(buffer, Work(world.nranks, 6, 256, 2 * world.nranks, 2, seed=36), most, *held[:3])
+    buffer.destroy()
 
 
 def test_hook_that_is_never_called(world: World) -> None:

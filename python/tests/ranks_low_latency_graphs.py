@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from deep_ep._low_latency import LowLatencyRouting
 from deep_ep._routing import find
-from ranks_low_latency import check_one, dispatch
+from ranks_low_latency import check_one, dispatch, whole_heap
 from reference import Work, calc_diff, same_bits
 from suite import World, environment, refused
 
@@ -114,6 +114,31 @@ def test_graph_with_many_handles(world: World) -> None:
     graph.replay()
     for combined in sums:
         assert calc_diff(combined.cpu(), weighted(work, me)) < 1e-5
+
+
+def test_the_local_buffer_beside_graphs(world: World) -> None:
+    """get_local_buffer_tensor() needs no second memory where graphs have results in the heap."""
+    world.only("cuda")
+    most, work = 8, Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=98, uneven=False)
+    x, idx, weights = (world.to(t[world.rank]) for t in (work.x, work.idx, work.weights))
+    nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, work.hidden, world.nranks, work.experts)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, nbytes, low_latency_mode=True, explicitly_destroy=True)
+
+    def pair() -> torch.Tensor:
+        recv, _counts, handle, _event, _hook = buffer.low_latency_dispatch(x, idx, most, work.experts, use_fp8=False)
+        return buffer.low_latency_combine(recv, idx, weights, handle)[0]
+
+    check_one(world, buffer, work, most)
+    graph, combined = captured(world, pair)
+    for _ in range(2):
+        whole_heap(world, buffer, work, most).zero_()
+        torch.cuda.synchronize()
+        world.meet()
+        graph.replay()
+        assert calc_diff(combined.cpu(), weighted(work, world.rank)) < 1e-5
+        check_one(world, buffer, work, most)
+    del graph
+    buffer.destroy()
 
 
 def test_a_graph_keeps_its_group(world: World) -> None:

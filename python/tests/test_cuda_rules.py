@@ -418,6 +418,46 @@ class Memory(Rules):
         self.assertEqual(self.heap.empty((1000,), torch.uint8).data_ptr(), self.first)
         self.assertEqual(story, ["current waits for side"])
 
+    def test_the_whole_heap_is_lent(self) -> None:
+        """Beside memory of graphs, but not beside a tensor. All of it is there again afterwards."""
+        nbytes, form = self.group.alloc_bytes, Form(((3000,), torch.uint8, None))
+        with on_stream(side):
+            free = self.heap.empty((9000,), torch.uint8)
+            self.first = free.data_ptr()
+            del free
+        self.heap.prepare_graphs(form)  # one that no graph has taken yet
+        capturing[0] = True
+        with on_stream(comm):
+            captured = self.heap.try_capture(form)
+            more = self.heap.try_capture(form)
+        capturing[0] = False
+        assert captured is not None and more is not None
+        place = captured[0].data_ptr()
+        del more
+        self.assertIsNone(self.heap.lend(nbytes))  # what the graph returns lives
+        del captured
+        story.clear()
+        whole = self.heap.lend(nbytes)
+        assert whole is not None
+        self.assertEqual((whole.data_ptr(), whole.shape), (self.first, (nbytes,)))
+        self.assertEqual(story, ["current waits for side"])
+        self.assertFalse(self.inside(self.heap.empty((8,), torch.uint8)))
+        self.assertIsNone(self.heap.lend(nbytes))
+        capturing[0] = True
+        with on_stream(comm):
+            self.assertIsNone(self.heap.try_capture(form))
+        capturing[0] = False
+        del whole
+        story.clear()
+        self.assertTrue(self.inside(self.heap.empty((9000,), torch.uint8)))
+        capturing[0] = True
+        with on_stream(comm):
+            found = [self.heap.try_capture(form) for _ in range(2)]  # those of that stream, as before
+        capturing[0] = False
+        self.assertIn(place, [made[0].data_ptr() for made in found if made])
+        self.assertEqual(story, [])
+        self.assertIsNone(self.heap.lend(nbytes + 1))
+
     def test_an_exception_passes(self) -> None:
         with self.assertRaises(ZeroDivisionError):
             print(self.heap.empty((100,), torch.uint8), 1 // 0)
