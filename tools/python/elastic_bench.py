@@ -52,6 +52,8 @@ class Bench:
             self.device = torch.device("cuda", torch.cuda.current_device())
         rng = torch.Generator().manual_seed(self.rank)
         self.x = torch.randn(args.tokens, args.hidden, generator=rng).bfloat16().to(self.device)
+        scales = torch.rand(args.tokens, -(-args.hidden // 128), generator=rng).to(self.device)
+        self.x_fp8 = (self.x.to(torch.float8_e4m3fn), scales)
         self.routings = [torch.rand(args.tokens, args.experts, generator=rng).topk(args.topk).indices.to(self.device)
                          for _ in range(_ROUTINGS)]
         self.calls = 0
@@ -78,12 +80,12 @@ class Bench:
         self.calls += 1
         return self.routings[self.calls % _ROUTINGS]
 
-    def old_dispatch(self, idx: torch.Tensor, worst: int = 0) -> Any:
+    def old_dispatch(self, idx: torch.Tensor, worst: int = 0, fp8: bool = False) -> Any:
         """V1: layout and dispatch."""
         per_rank, per_node, per_expert, in_rank, _ = self.old.get_dispatch_layout(idx, self.args.experts)
         return self.old.dispatch(
-            self.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=self.weights, num_worst_tokens=worst)
+            self.x_fp8 if fp8 else self.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=self.weights, num_worst_tokens=worst)
 
     def new_dispatch(self, idx: torch.Tensor, weights: torch.Tensor, **options: Any) -> Any:
         """V2."""
@@ -91,8 +93,8 @@ class Bench:
 
     def phases(self) -> List[Callable[[], Dict[str, Callable[[], Any]]]]:
         """What is measured. Results that a phase keeps are released before the next: heaps are of limited size."""
-        return [self._dispatches, self._expanded, self._combines, self._same_dispatches, self._same_cached,
-                self._same_combines, self._held, self._held_expanded]
+        return [self._dispatches, self._fp8, self._expanded, self._combines, self._same_dispatches, self._same_cached,
+                self._same_combines, self._held, self._held_fp8, self._held_expanded]
 
     def _dispatches(self) -> Dict[str, Callable[[], Any]]:
         worst = self.ranks * self.args.tokens
@@ -102,6 +104,9 @@ class Bench:
             "V1 layout + dispatch, num_worst_tokens": lambda: self.old_dispatch(self.idx, worst),
             "V2 dispatch, no CPU sync": lambda: self.new_dispatch(self.idx, self.weights, do_cpu_sync=False),
         }
+
+    def _fp8(self) -> Dict[str, Callable[[], Any]]:
+        return {"V1 layout + dispatch, FP8": lambda: self.old_dispatch(self.idx, fp8=True)}
 
     def _expanded(self) -> Dict[str, Callable[[], Any]]:
         return {"V2 dispatch, expanded": lambda: self.new_dispatch(self.idx, self.weights, do_expand=True)}
@@ -156,6 +161,10 @@ class Bench:
             "V1 layout + dispatch" + self.held_name: self._holding(lambda: self.old_dispatch(self.idx)),
             "V2 dispatch" + self.held_name: self._holding(lambda: self.new_dispatch(self.idx, self.weights)),
         }
+
+    def _held_fp8(self) -> Dict[str, Callable[[], Any]]:
+        return {"V1 layout + dispatch, FP8" + self.held_name: self._holding(
+            lambda: self.old_dispatch(self.idx, fp8=True))}
 
     def _held_expanded(self) -> Dict[str, Callable[[], Any]]:
         return {"V2 dispatch, expanded" + self.held_name: self._holding(
