@@ -85,7 +85,8 @@ class Bench:
         per_rank, per_node, per_expert, in_rank, _ = self.old.get_dispatch_layout(idx, self.args.experts)
         return self.old.dispatch(
             self.x_fp8 if fp8 else self.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node,
-            is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=self.weights, num_worst_tokens=worst)
+            is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=self.weights,
+            num_worst_tokens=worst)
 
     def new_dispatch(self, idx: torch.Tensor, weights: torch.Tensor, **options: Any) -> Any:
         """V2."""
