@@ -131,7 +131,7 @@ class Heap:
             block = self._try_alloc(nbytes)
         return block
 
-    def lend(self, nbytes: int) -> Optional[torch.Tensor]:
+    def export(self, nbytes: int) -> Optional[torch.Tensor]:
         """uint8 [nbytes] of memory that no tensor has, or None."""
         made = self.try_make(Form(((nbytes,), torch.uint8, None)))
         return made[0] if made else None
@@ -416,10 +416,10 @@ class CudaHeap(Heap):
         for entry in free:
             del self._pieces[entry[-1].address]
 
-    def lend(self, nbytes: int) -> Optional[torch.Tensor]:
-        """As Heap.lend(). Where no tensor is in the heap, also what graphs have there: replays write it before they
+    def export(self, nbytes: int) -> Optional[torch.Tensor]:
+        """As Heap.export(). Where no tensor is in the heap, also what graphs have there: replays write it before they
         read it. Until the tensor is released, all others are made in torch's memory."""
-        tensor = super().lend(nbytes)
+        tensor = super().export(nbytes)
         if tensor is not None or not 0 < nbytes <= self._group.alloc_bytes or torch.cuda.is_current_stream_capturing():
             return tensor
         stream = torch._C._cuda_getCurrentRawStream(self._index)

@@ -223,7 +223,7 @@ class Buffer:
         flat = None
         for pool in self._open().pools(rdma):
             if flat is None and pool.device == device:
-                flat = pool.heap.lend(nbytes)
+                flat = pool.heap.export(nbytes)
         if flat is None:
             flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._follow()

@@ -418,7 +418,7 @@ class Memory(Rules):
         self.assertEqual(self.heap.empty((1000,), torch.uint8).data_ptr(), self.first)
         self.assertEqual(story, ["current waits for side"])
 
-    def test_the_whole_heap_is_lent(self) -> None:
+    def test_the_whole_heap_is_exported(self) -> None:
         """Beside memory of graphs, but not beside a tensor. All of it is there again afterwards."""
         nbytes, form = self.group.alloc_bytes, Form(((3000,), torch.uint8, None))
         with on_stream(side):
@@ -434,15 +434,15 @@ class Memory(Rules):
         assert captured is not None and more is not None
         place = captured[0].data_ptr()
         del more
-        self.assertIsNone(self.heap.lend(nbytes))  # what the graph returns lives
+        self.assertIsNone(self.heap.export(nbytes))  # what the graph returns lives
         del captured
         story.clear()
-        whole = self.heap.lend(nbytes)
+        whole = self.heap.export(nbytes)
         assert whole is not None
         self.assertEqual((whole.data_ptr(), whole.shape), (self.first, (nbytes,)))
         self.assertEqual(story, ["current waits for side"])
         self.assertFalse(self.inside(self.heap.empty((8,), torch.uint8)))
-        self.assertIsNone(self.heap.lend(nbytes))
+        self.assertIsNone(self.heap.export(nbytes))
         capturing[0] = True
         with on_stream(comm):
             self.assertIsNone(self.heap.try_capture(form))
@@ -456,7 +456,7 @@ class Memory(Rules):
         capturing[0] = False
         self.assertIn(place, [made[0].data_ptr() for made in found if made])
         self.assertEqual(story, [])
-        self.assertIsNone(self.heap.lend(nbytes + 1))
+        self.assertIsNone(self.heap.export(nbytes + 1))
 
     def test_an_exception_passes(self) -> None:
         with self.assertRaises(ZeroDivisionError):
