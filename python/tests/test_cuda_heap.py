@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deep_ep's rules for memory of a GPU's heap."""
+
+import sys
+import unittest
+from typing import Any, List
+from unittest import mock
+
+import epx
+import torch
+from deep_ep._engine import Pool
+from deep_ep._memory import CudaHeap, Form
+from played_cuda import PlayedHeap, Stream, capturing, comm, interrupt, on_stream, side, story
+
+
+class Heap(PlayedHeap):
+    def test_pieces_are_given_out_again_after_what_was_queued(self) -> None:
+        kept = self.heap.empty((100,), torch.float32)
+        self.first = kept.data_ptr()
+        view = kept[50:]
+        del kept
+        other = self.heap.empty((100,), torch.float32)
+        self.assertNotEqual(other.data_ptr(), self.first)  # the view still lives
+        self.assertEqual(story, [])
+        with on_stream(side):
+            del view
+        self.assertFalse(self.heap.holds(torch.empty(4)))
+        again = self.heap.empty((24, 4), torch.float32)  # somewhat smaller: the same piece will do
+        self.assertEqual((again.data_ptr(), again.shape), (self.first, (24, 4)))
+        self.assertTrue(self.heap.holds(again[3:]))
+        self.assertEqual(story, ["current waits for side"])
+
+    def test_one_stream_waits_for_nothing(self) -> None:
+        form = Form(((4, 8), torch.float8_e4m3fn, None), ((4,), torch.float32, None))
+        rows, scales = self.heap.try_make(form)
+        self.assertEqual([(t.shape, t.dtype) for t in (rows, scales)],
+                         [((4, 8), torch.float8_e4m3fn), ((4,), torch.float32)])
+        first = rows.data_ptr()
+        for _ in range(3):
+            del rows
+            other, _scales = self.heap.try_make(form)
+            self.assertNotEqual(other.data_ptr(), first)  # the scales still live
+            del scales
+            rows, scales = self.heap.try_make(form)
+            self.assertEqual(rows.data_ptr(), first)
+        self.assertEqual(story, [])
+
+    def test_a_stream_waits_for_the_one_that_had_the_piece(self) -> None:
+        with on_stream(side):
+            self.first = self.heap.empty((100,), torch.float32).data_ptr()
+        with on_stream(comm):
+            self.assertEqual(self.heap.empty((100,), torch.float32).data_ptr(), self.first)
+        self.assertEqual(self.heap.empty((100,), torch.float32).data_ptr(), self.first)
+        with on_stream(side):
+            self.assertEqual(self.heap.empty((100,), torch.float32).data_ptr(), self.first)
+        self.assertEqual(story, ["comm waits for side", "current waits for comm", "side waits for current"])
+
+    def test_full_heap(self) -> None:
+        first = self.heap.empty((40000,), torch.uint8)
+        self.first = first.data_ptr()
+        plain = self.heap.empty((40000,), torch.uint8)
+        self.assertFalse(self.inside(plain))
+        del first
+        larger = self.heap.empty((50000,), torch.uint8)  # another size: what is free is given back first
+        self.assertTrue(self.inside(larger))
+        self.assertEqual(story, ["the host waits for current"])
+
+    def test_interrupted_while_room_is_made(self) -> None:
+        """Nothing is freed that work may still use."""
+        with on_stream(side):
+            self.first = self.heap.empty((40000,), torch.uint8).data_ptr()
+        with mock.patch.object(Stream, "synchronize", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                self.heap.empty((50000,), torch.uint8)
+        again = self.heap.empty((40000,), torch.uint8)
+        self.assertEqual((again.data_ptr(), story), (self.first, ["current waits for side"]))
+
+    def test_interrupted_while_a_piece_is_taken(self) -> None:
+        """The stream that was to wait for its work did not: the next one does."""
+        with on_stream(side):
+            self.first = self.heap.empty((40000,), torch.uint8).data_ptr()
+        with mock.patch.object(Stream, "wait_stream", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                self.heap.empty((40000,), torch.uint8)
+        again = self.heap.empty((40000,), torch.uint8)
+        self.assertEqual((again.data_ptr(), story), (self.first, ["current waits for side"]))
+
+    def test_interrupted_at_any_line(self) -> None:
+        """Memory that work on another stream uses is given to nobody without a wait for that stream."""
+        forms = [[Form(((size,), torch.uint8, None)) for size in sizes] for sizes in ((30000, 2000), (60000, 2000))]
+        with mock.patch.object(sys, "unraisablehook", lambda _: None):  # in a finalizer
+            for wanted in forms:
+                lines, interrupted = 0, True
+                while interrupted:
+                    heap = CudaHeap(self.group, torch.device("cpu"))
+                    with on_stream(side):
+                        at = [(one.address, one.form.nbytes) for one in heap.reserve_all(forms[0])]
+                    story.clear()
+                    lines += 1
+                    interrupted = interrupt(lines, lambda: heap.reserve_all(wanted))
+                    given = [heap.reserve(Form(((size,), torch.uint8, None))) for size in (60000, 30000, 2000, 512)]
+                    used = any(one is not None and one.address < address + nbytes
+                               and address < one.address + one.form.nbytes for one in given for address, nbytes in at)
+                    self.assertTrue(not used or any(line.endswith(" for side") for line in story), (lines, story))
+                    del given
+                self.assertGreater(lines, 20)
+
+    def test_a_larger_piece_is_used_again(self) -> None:
+        large, small = self.heap.empty((16000,), torch.uint8), self.heap.empty((15000,), torch.uint8)
+        places = large.data_ptr(), small.data_ptr()
+        del large, small
+        kept = self.heap.empty((14500,), torch.uint8)  # the smallest that is large enough
+        self.assertEqual(kept.data_ptr(), places[1])
+        more = self.heap.empty((14500,), torch.uint8)
+        self.assertEqual(more.data_ptr(), places[0])
+        del more
+        half = self.heap.empty((8000,), torch.uint8)  # 16000 bytes would be a waste while there is other memory
+        self.assertNotIn(half.data_ptr(), places)
+        rest = self.heap.empty((20000,), torch.uint8)
+        self.first = kept.data_ptr()
+        self.assertTrue(self.inside(rest))
+        other = self.heap.empty((8500,), torch.uint8)
+        self.assertEqual((other.data_ptr(), story), (places[0], []))
+        self.assertFalse(self.inside(self.heap.empty((8500,), torch.uint8)))
+        self.assertEqual(story, [])
+
+    def test_pieces_are_rounded_up(self) -> None:
+        for nbytes, tight in ((1, 8), (5000, 8), (40000, 8), (5 << 20, 32), (449 << 20, 32), ((903 << 20) + 1, 32)):
+            form = Form(((nbytes,), torch.uint8, None))
+            for made, most in ((form.piece_bytes, 8), (form.tight_bytes, tight)):
+                self.assertTrue(nbytes <= made <= max(nbytes + nbytes // most + 1, 512))
+                self.assertFalse(made % 256)
+
+    def test_a_heap_without_room_for_a_rounded_piece_has_a_tight_one(self) -> None:
+        form = Form(((449 << 20,), torch.uint8, None))
+        self.assertEqual((form.piece_bytes >> 20, form.tight_bytes >> 20), (480, 456))
+        for room, expected in ((480, form.piece_bytes), (479, form.tight_bytes), (455, 0)):
+            heap = CudaHeap(self.group, torch.device("cpu"))
+            with mock.patch.object(heap, "_try_alloc", lambda nbytes, room=room: mock.Mock(
+                    nbytes=nbytes, address=4096) if nbytes <= room << 20 else None):
+                leases = heap._take([form], 0)
+                self.assertEqual(leases[0].piece.nbytes if leases else 0, expected)
+
+    def test_nobody_waits_for_room_that_there_is_not(self) -> None:
+        """Results are held, and the heap is full: the small pieces of the oldest one, which are free, do not help."""
+        held: List[Any] = []
+        for i in range(40):
+            del held[:-5]
+            with on_stream((side, comm)[i % 2]):
+                held.append([self.heap.empty((rows + i % 7,), torch.uint8) for rows in (300, 1200, 20000)])
+        self.first = min(tensor.data_ptr() for one in held for tensor in one if self.heap.holds(tensor))
+        self.assertEqual(sum(self.heap.holds(one[2]) for one in held), 2)
+        self.assertTrue(all(self.heap.holds(one[0]) for one in held))
+        self.assertFalse([line for line in story if "host" in line])
+        held.clear()
+        self.assertTrue(self.heap.holds(self.heap.empty((40000,), torch.uint8)))  # there is room now
+        self.assertEqual(sorted(line for line in story if "host" in line), ["the host waits for current"])
+
+    def test_several_pieces_make_room_together(self) -> None:
+        """Whatever there was before, where all of the heap is free: a small piece in the middle, which is used again,
+        would leave no room for a large one, and a large one that has nearly all of the heap none for a small one."""
+        forms = [Form(((size,), torch.uint8, None)) for size in (60000, 2000)]
+        for before in ((30000, 2000), (65000,), (2000, 30000, 2000, 20000), (300,) * 9):
+            kept: Any = [self.heap.empty((size,), torch.uint8) for size in before]
+            self.assertTrue(all(map(self.heap.holds, kept)))
+            kept.clear()
+            self.assertEqual(len(self.heap.reserve_all(forms, evict=False)), 0)
+            for _ in range(2):
+                kept = self.heap.reserve_all(forms)
+                self.assertEqual([one.form for one in kept], forms)
+                kept = None
+            self.assertEqual(story, ["the host waits for current"])
+            story.clear()
+            kept = self.heap.reserve_all(forms)
+            self.assertEqual(self.heap.reserve_all(forms), [])
+            kept = None
+            self.heap = CudaHeap(self.group, torch.device("cpu"))
+
+    def test_a_piece_that_fits_only_without_rounding(self) -> None:
+        first = self.heap.empty((2000,), torch.uint8)
+        rest = self.heap.empty((63000,), torch.uint8)
+        self.assertTrue(self.heap.holds(first) and self.heap.holds(rest))
+        self.assertFalse(self.heap.holds(self.heap.empty((1000,), torch.uint8)))
+        self.assertEqual(story, [])
+
+    def test_graphs_have_memory_of_their_own(self) -> None:
+        piece = self.heap.empty((1000,), torch.uint8)
+        self.first = piece.data_ptr()
+        capturing[0] = True
+        try:
+            captured = self.heap.empty((1000,), torch.uint8)
+            del piece  # no event can be recorded now
+        finally:
+            capturing[0] = False
+        self.assertFalse(self.inside(captured))
+        again = self.heap.empty((1000,), torch.uint8)
+        self.assertEqual(again.data_ptr(), self.first)
+        self.assertEqual(story, [])
+
+    def test_pieces_let_go_while_another_stream_is_captured(self) -> None:
+        with on_stream(side):
+            piece = self.heap.empty((1000,), torch.uint8)
+        self.first = piece.data_ptr()
+        capturing[0] = True
+        try:
+            with on_stream(comm):
+                del piece
+        finally:
+            capturing[0] = False
+        self.assertEqual(self.heap.empty((1000,), torch.uint8).data_ptr(), self.first)
+        self.assertEqual(story, ["current waits for side"])
+
+    def test_the_whole_heap_is_exported(self) -> None:
+        """Beside memory of graphs, but not beside a tensor. All of it is there again afterwards."""
+        nbytes, form = self.group.alloc_bytes, Form(((3000,), torch.uint8, None))
+        with on_stream(side):
+            free = self.heap.empty((9000,), torch.uint8)
+            self.first = free.data_ptr()
+            del free
+        self.heap.prepare_graphs(form)  # one that no graph has taken yet
+        capturing[0] = True
+        with on_stream(comm):
+            captured = self.heap.try_capture(form)
+            more = self.heap.try_capture(form)
+        capturing[0] = False
+        assert captured is not None and more is not None
+        place = captured[0].data_ptr()
+        del more
+        self.assertIsNone(self.heap.export(nbytes))  # what the graph returns lives
+        del captured
+        story.clear()
+        whole = self.heap.export(nbytes)
+        assert whole is not None
+        self.assertEqual((whole.data_ptr(), whole.shape), (self.first, (nbytes,)))
+        self.assertEqual(story, ["current waits for side"])
+        self.assertFalse(self.inside(self.heap.empty((8,), torch.uint8)))
+        self.assertIsNone(self.heap.export(nbytes))
+        capturing[0] = True
+        with on_stream(comm):
+            self.assertIsNone(self.heap.try_capture(form))
+        capturing[0] = False
+        del whole
+        story.clear()
+        self.assertTrue(self.inside(self.heap.empty((9000,), torch.uint8)))
+        capturing[0] = True
+        with on_stream(comm):
+            found = [self.heap.try_capture(form) for _ in range(2)]  # those of that stream, as before
+        capturing[0] = False
+        self.assertIn(place, [made[0].data_ptr() for made in found if made])
+        self.assertEqual(story, [])
+        self.assertIsNone(self.heap.export(nbytes + 1))
+
+    def test_an_exception_passes(self) -> None:
+        with self.assertRaises(ZeroDivisionError):
+            print(self.heap.empty((100,), torch.uint8), 1 // 0)
+        self.assertEqual(story, [])
+
+    def test_a_closed_heap_goes_with_its_last_tensor(self) -> None:
+        kept, free = self.heap.empty((100,), torch.uint8), self.heap.empty((1000,), torch.uint8)
+        del free
+        self.heap.close()
+        self.group.destroy()
+        self.assertTrue(self.group.alive)
+        kept.fill_(3)
+        del kept
+        self.assertFalse(self.group.alive)
+
+    def test_fp8_and_strides(self) -> None:
+        values = self.heap.empty((3, 16), torch.float8_e4m3fn)
+        self.assertEqual((values.dtype, values.shape), (torch.float8_e4m3fn, (3, 16)))
+        self.assertIsNone(values._base)
+        scales = self.heap.empty((2, 8, 3), torch.float32, (24, 1, 8))
+        self.assertEqual((scales.stride(), scales.shape), ((24, 1, 8), (2, 8, 3)))
+        self.assertEqual(self.heap.empty((0, 7), torch.bfloat16).shape, (0, 7))
+
+    def test_handles_of_graphs_stay_apart(self) -> None:
+        pool = Pool(self.group, torch.device("cpu"), 1, 1, 16)
+        with mock.patch.object(pool, "capturing", lambda: capturing[0]):
+            take = lambda: pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, 1)  # noqa: E731
+            eager = take()
+            pool.give(eager, False)
+            capturing[0] = True
+            captured = take()
+            self.assertIs(captured, eager)  # while capturing there is no memory for a new one
+            pool.give(captured, True)
+            capturing[0] = False
+            self.assertIsNot(take(), captured)
+            capturing[0] = True
+            self.assertIs(take(), captured)
+            capturing[0] = False
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of the memory of an ElasticBuffer."""
+
+import os
+import random
+import unittest
+from typing import Dict, Tuple
+from unittest import mock
+
+import epx
+import torch
+from deep_ep import _elastic_sizes
+from deep_ep._elastic_engine import ElasticSettings
+from deep_ep._elastic_plan import DispatchPlan, Kind, Result
+from deep_ep._memory import CudaHeap
+from played_cuda import Played, story
+
+
+class ElasticMemory(Played):
+    """The heap of an ElasticBuffer on one node of GPUs."""
+
+    def memory(self, ranks: int, tokens: int, hidden: int, topk: int, fp8: bool) -> Tuple[int, Dict[str, int]]:
+        """(num_bytes by the hint, what the group is given)."""
+        os.environ.pop("EPX_DEEP_EP_GPU_BYTES", None)
+        given = _elastic_sizes.buffer_bytes((1, ranks), True, tokens, hidden, topk, fp8, True)
+        return given, ElasticSettings(given, tokens, hidden, topk, 100, False).high_throughput_memory(
+            torch.device("cuda", 0), given, ranks, 1,
+            dict(max_hidden_bytes=2 * hidden, max_topk=topk, max_tokens_per_rank=tokens))
+
+    @mock.patch.dict(os.environ)
+    def test_the_largest_result_fits(self) -> None:
+        for ranks, tokens, fp8 in ((8, 4096, False), (8, 4096, True), (64, 4096, True), (8, 128, False)):
+            given, memory = self.memory(ranks, tokens, 7168, 8, fp8)
+            row = 7168 + 4 * 56 if fp8 else 2 * 7168
+            self.assertGreaterEqual(memory["alloc_bytes"], ranks * tokens * (row + 8 * 12) + (1 << 20))
+            self.assertLess(sum(memory.values()), given + (56 << 20))
+
+    @mock.patch.dict(os.environ)
+    def test_all_of_a_group_fits(self) -> None:
+        """num_bytes + 64 MiB: the whole heap, and eight handles, as after dispatches with expansion and without."""
+        for ranks, tokens, hidden, topk, fp8 in (
+                (8, 4096, 7168, 8, False), (8, 4096, 7168, 8, True), (1, 4096, 7168, 8, False),
+                (2, 4096, 7168, 8, False), (4, 4096, 7168, 8, False), (16, 4096, 7168, 8, False),
+                (16, 4096, 7168, 8, True), (64, 4096, 7168, 8, False), (72, 4096, 7168, 8, False),
+                (8, 4096, 1024, 8, False), (8, 128, 7168, 8, False), (8, 128, 256, 4, False), (2, 64, 256, 8, False),
+                (8, 8192, 7168, 8, False), (8, 4096, 7168, 2, False)):
+            given, memory = self.memory(ranks, tokens, hidden, topk, fp8)
+            whole = epx.memory(
+                ranks, device=epx.Device.CPU, ranks_per_node=ranks, modes=epx.Mode.HIGH_THROUGHPUT,
+                num_experts=4 * ranks, max_tokens_per_rank=tokens, max_hidden_bytes=2 * hidden, max_topk=topk,
+                layouts=(1 << epx.Layout.FLAT) | (1 << epx.Layout.EXPERT_MAJOR), **memory)["heap_bytes"]
+            handles = 8 * 7 * 4 * tokens * topk
+            self.assertLess(whole + handles, given + (60 << 20))  # and what CUDA rounds up
+
+    @mock.patch.dict(os.environ)
+    def test_expanded_rows_of_random_routings_fit(self) -> None:
+        """As many as there are tokens, and a few more or fewer: nearly all dispatches are queued early, all results
+        are in the heap, and the host hardly ever waits for the GPU."""
+        memory = self.memory(8, 4096, 7168, 8, False)[1]
+        with mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
+            group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, modes=epx.Mode.LOW_LATENCY,
+                              alloc_bytes=memory["alloc_bytes"])
+        self.addCleanup(group.destroy)
+        pool = mock.Mock(group=group, device=torch.device("cpu"), heap=CudaHeap(group, torch.device("cpu")))
+        self.addCleanup(pool.heap.close)
+        plan = DispatchPlan(pool, Kind(True, 7168, torch.bfloat16, 8, torch.int64, None, True, True), 8)
+        rng, early, inside = random.Random(1), 0, 0
+        for spread in (300, 0):
+            for _ in range(400):
+                rows = round(rng.gauss(32768, spread))
+                guess = plan.guess(1 << 20)
+                plan._guess.learn(rows)
+                if guess is not None and guess[0] >= rows:
+                    early += 1
+                    result = plan.result(rows, rows, guess[1])
+                else:
+                    del guess
+                    result = Result(plan._kind, rows, plan._reserve(rows, rows))
+                inside += pool.heap.holds(result.x) and pool.heap.holds(result.source_map)
+                guess = result = None
+        self.assertEqual(inside, 800)
+        self.assertGreater(early, 790)
+        self.assertLess(len(story), 8, story)
+
+
+if __name__ == "__main__":
+    unittest.main()

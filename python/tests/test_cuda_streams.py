@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deep_ep's rules for the streams of its calls."""
+
+import os
+import unittest
+from unittest import mock
+
+import deep_ep
+import epx
+import torch
+from deep_ep import _elastic_streams, _high_throughput
+from deep_ep._elastic_pipeline import Sizes
+from deep_ep._streams import CudaLaunch
+from deep_ep.utils import EventHandle
+from played_cuda import Played, Tensor, capturing, comm, now, passed, story
+
+
+class Streams(Played):
+    def finish(self, launch: CudaLaunch) -> deep_ep.EventOverlap:
+        return launch.finish([Tensor("in"), None], [Tensor("out"), None])
+
+    def test_plain_call_runs_on_the_current_stream(self) -> None:
+        launch = CudaLaunch(comm, None, False)
+        self.assertEqual(launch.address, 1)  # the default stream has a name of its own: 0 is the group's
+        with launch.context():
+            self.assertEqual(now[0].name, "current")
+        self.assertIsNone(self.finish(launch).event)
+        self.assertEqual(story, [])
+
+    def test_asynchronous_call(self) -> None:
+        launch = CudaLaunch(comm, None, True)
+        self.assertEqual(launch.address, 77)
+        with launch.context():
+            self.assertEqual(now[0].name, "comm")
+        event = self.finish(launch)
+        self.assertEqual(story, ["comm waits for current", "in is used on comm", "out is used on current"])
+        event.current_stream_wait()
+        self.assertEqual(story[-1], "current waits for event of comm")
+
+    def test_previous_event(self) -> None:
+        previous = deep_ep.EventOverlap(EventHandle())
+        launch = CudaLaunch(comm, previous, False)
+        self.assertIsNone(self.finish(launch).event)
+        self.assertEqual(story, ["comm waits for event of current", "in is used on comm", "out is used on current",
+                                 "current waits for comm"])
+
+    def test_previous_event_that_is_empty(self) -> None:
+        CudaLaunch(comm, deep_ep.EventOverlap(), True)
+        self.assertEqual(story, ["comm waits for current"])
+
+    def test_copies_into_the_heap_follow_asynchronous_calls(self) -> None:
+        """Results that were released with nobody waiting for their event may still be written."""
+        group = mock.Mock(**{"info.max_recv_tokens": 1, "register.return_value": False})
+        heap = mock.Mock(**{"holds.return_value": False})
+        heap.empty = lambda shape, dtype: mock.Mock(copy_=lambda x: story.append("%s copies" % now[0].name))
+        for asynchronous, expected in ((False, ["current waits for comm", "current copies"]),
+                                       (True, ["comm waits for current", "comm copies"])):
+            story.clear()
+            launch = CudaLaunch(comm, None, asynchronous)
+            with launch.context():
+                _high_throughput.within_reach(mock.Mock(group=group, heap=heap), torch.zeros(2, 2), launch)
+            self.assertEqual(story, expected)
+        story.clear()
+        launch = CudaLaunch(comm, None, False)
+        with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
+            launch.follow()  # a wait for a stream that is not captured would end the capture
+        self.assertEqual(story, [])
+
+    def test_sizes_of_the_pipeline_are_checked_later(self) -> None:
+        """What was received last is overwritten before the host looks at it."""
+        sizes = Sizes(torch.device("cpu"), 3, 4, lambda: capturing[0])
+        sizes._device, sizes._host = torch.device("cuda", 0), torch.zeros(256, 5)
+        for rows, last, wanted in ((1, 64, 64), (4, 2048, 8192), (2, 32, 2048), (1, 32, 32)):
+            sizes.counts[0], sizes.weights[0] = rows, last
+            sizes.check(wanted)
+        capturing[0] = True
+        sizes.check(7)
+        sizes.check_earlier()
+        capturing[0] = passed[0] = False
+        sizes.check_earlier()
+        passed[0] = True
+        with self.assertRaisesRegex(epx.MismatchError, "the 2080 bytes that rank 3 sent, got one of 2048 bytes"):
+            sizes.check_earlier()
+        sizes.check_earlier()
+        for _ in range(1000):  # more than are kept: nobody waits for them
+            sizes.check(32)
+        sizes.check_earlier()
+
+    def test_elastic_waits_for_both_events(self) -> None:
+        with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):
+            begin = _elastic_streams.launcher(torch.device("cuda", 0), EventHandle(), deep_ep.EventOverlap(
+                EventHandle()), True, True)
+            launch = begin(None)
+        self.assertEqual(launch.address, 77)
+        self.assertEqual(story, ["comm waits for event of current"] * 2)
+        with self.assertRaises(AssertionError):
+            _elastic_streams.launcher(torch.device("cuda", 0), EventHandle(), None, True, False)
+
+    def test_elastic_event_keeps_tensors_instead_of_record_stream(self) -> None:
+        for value, recorded in (("0", 2), ("1", 0)):
+            story.clear()
+            with mock.patch.dict(os.environ, {"EP_AVOID_RECORD_STREAM": value}):
+                event = self.finish(_elastic_streams.ElasticCudaLaunch(comm, None, True))
+            self.assertEqual(len(story), 1 + recorded)
+            self.assertEqual([tensor.name for tensor in event.extra_tensors or ()], [] if recorded else ["in", "out"])
+            event.current_stream_wait(release_handle=True)
+            self.assertIsNone(event.extra_tensors)
+
+
+class Interrupted(unittest.TestCase):
+    """A call that ends while its work is queued."""
+
+    def test_a_dispatch_of_v1_keeps_what_its_work_uses(self) -> None:
+        launch, request, engine = mock.MagicMock(), mock.MagicMock(worst=0, scales=None), mock.MagicMock(nranks=2)
+        request.device = torch.device("cpu")
+        with mock.patch.object(_high_throughput, "_received", side_effect=KeyboardInterrupt), \
+                mock.patch.object(_high_throughput, "HighThroughputRouting") as routing, \
+                mock.patch.object(_high_throughput, "fresh_plan", return_value=None), \
+                self.assertRaises(KeyboardInterrupt):
+            _high_throughput._dispatch(engine, mock.MagicMock(), lambda _group: launch, request, 1, 1, False)
+        self.assertTrue(routing.return_value.handle.update.called)
+        (used,), _options = launch.keep.call_args
+        self.assertIn(request, used)
+        self.assertIn(request.routing_indices.return_value, used)
+        self.assertFalse(launch.finish.called)
+
+
+if __name__ == "__main__":
+    unittest.main()
