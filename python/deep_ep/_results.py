@@ -65,14 +65,14 @@ class ResultSet:
     def let_go(self) -> None:
         """Drops the tensors. Their memory is used again behind the work of the current stream, which waits. A plan may
         still compare this set with that of its next call."""
-        stream, self.stream = self.stream, None
-        if stream is not None:
+        if self.stream is not None:
             with contextlib.suppress(RuntimeError):  # of a GPU that runs nothing any more
                 device = self._kept[0].device
                 current = torch._C._cuda_getCurrentRawStream(device.index or 0) or DEFAULT_STREAM
-                if current != stream and not torch.cuda.is_current_stream_capturing():
-                    wait_for(stream, device)
+                if current != self.stream and not torch.cuda.is_current_stream_capturing():
+                    wait_for(self.stream, device)
                     self.record_stream(torch.cuda.current_stream(device))
+        self.stream = None  # not before: behind Ctrl-C, __del__() waits
         self._kept = []
 
     def idle(self) -> bool:

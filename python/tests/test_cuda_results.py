@@ -172,15 +172,17 @@ class KeptResults(PlayedHeap):
             return heap, results, address
 
         with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None):
-            lines, interrupted = 0, True
-            while interrupted:
-                lines += 1
-                heap, results, address = left_on_side()
-                interrupted = interrupt(lines, lambda: results.take(1, False), _results)
-                given = heap.reserve(form)
-                self.assertTrue(given is None or given.address != address or "current waits for side" in story, lines)
-                del given, results, heap
-            self.assertGreater(lines, 15)
+            for call in (lambda: results.take(1, False), lambda: results.shed()):
+                lines, interrupted = 0, True
+                while interrupted:
+                    lines += 1
+                    heap, results, address = left_on_side()
+                    interrupted = interrupt(lines, call, _results)
+                    given = heap.reserve(form)
+                    self.assertTrue(given is None or given.address != address or "current waits for side" in story,
+                                    lines)
+                    del given, results, heap
+                self.assertGreater(lines, 15)
             two = Form(((30000,), torch.uint8, None)), Form(((4000,), torch.uint8, None))
             heap = CudaHeap(self.group, torch.device("cpu"))
             results = Results(lambda: [heap.empty(*one.parts[0]) for one in two], lambda: [], torch.device("cpu"))
