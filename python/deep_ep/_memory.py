@@ -155,6 +155,8 @@ class _Piece:
     """A piece of the heap of a GPU, kept for reuse. `stream` is the number of the CUDA stream that was current when the
     piece was released. Queued work of that stream may still use the piece."""
 
+    once = False  # True: scratch memory, which is not kept for reuse as a piece
+
     def __init__(self, block: epx.Block, stream: int, in_graph: bool) -> None:
         self.block, self.address, self.nbytes = block, block.address, block.nbytes
         self.stream, self.in_graph = stream, in_graph
@@ -266,6 +268,7 @@ class CudaHeap(Heap):
         self._spare: List[_Piece] = []  # for graphs, not used yet
         self._first: Optional[int] = None  # the address where the heap begins: that of its first piece
         self._too_large = sys.maxsize  # bytes that had no room since memory was freed
+        self._behind: Optional[int] = None  # stream whose queued work may still use memory that was freed
         self._closed = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -303,7 +306,11 @@ class CudaHeap(Heap):
                 self._of_graphs.setdefault((piece.nbytes, piece.stream), []).append(piece)
             else:
                 self._in_use -= piece.nbytes
-                bisect.insort(self._free, (piece.nbytes, piece.stream, next(self._order), piece))
+                if piece.once:
+                    self._behind, self._too_large = piece.stream, sys.maxsize
+                    del self._pieces[piece.address]
+                else:
+                    bisect.insort(self._free, (piece.nbytes, piece.stream, next(self._order), piece))
 
     def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
         """The tensors of a form, or None if the heap is full."""
@@ -360,6 +367,8 @@ class CudaHeap(Heap):
             self._too_large = min(nbytes, self._too_large)
             return None
         self._first = block.address if self._first is None else min(self._first, block.address)
+        if self._behind is not None and not in_graph:
+            stream = self._behind  # the lease waits for it
         piece = self._pieces[block.address] = _Piece(block, stream, in_graph)
         self._in_use += nbytes
         return piece
@@ -418,18 +427,25 @@ class CudaHeap(Heap):
 
     def export(self, nbytes: int) -> Optional[torch.Tensor]:
         """As Heap.export(). Where no tensor is in the heap, also what graphs have there: replays write it before they
-        read it. Until the tensor is released, all others are made in torch's memory."""
-        tensor = super().export(nbytes)
-        if tensor is not None or not 0 < nbytes <= self._group.alloc_bytes or torch.cuda.is_current_stream_capturing():
-            return tensor
-        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        read it. Until the tensor is released, all others are made in torch's memory. Behind it there is room for pieces
+        of any size, as captures find none in place of a free one."""
         form = Form(((nbytes,), torch.uint8, None))
+        if not 0 < nbytes <= self._group.alloc_bytes or torch.cuda.is_current_stream_capturing():
+            return None
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
         with self._lock:
-            leases = self._take_all(stream)
+            self._collect()
+            if any(piece.once for piece in self._pieces.values()):
+                return None  # _behind is one stream
+            leases = self._take([form], stream) or self._make_room([form], stream)
+            address = leases[0].piece.address if leases else None
+            for lease in leases:
+                lease.piece.once = True
+            if not leases:
+                leases, address = self._take_all(stream), self._first
             for lease in leases:
                 if not lease.piece.in_graph:
                     lease.use_on(stream, self._device)
-            address = self._first
         return form.tensors(form.exports(address, self._where), leases)[0] if leases and address is not None else None
 
     def _take_all(self, stream: int) -> List[_Lease]:
@@ -448,7 +464,11 @@ class CudaHeap(Heap):
         leases += [_Lease(self, piece) for piece in of_graphs]
         self._too_large = sys.maxsize
         made = [self._new(hole, stream) for hole in self._holes() if hole]
-        return leases + [_Lease(self, piece) for piece in made if piece is not None]
+        for piece in made:
+            if piece is not None:
+                piece.once = True
+                leases.append(_Lease(self, piece))
+        return leases
 
     def prepare_graphs(self, form: Form) -> None:
         """Keeps a piece for graphs: eager calls may fill the rest, and nothing can be freed during a capture."""

@@ -250,6 +250,31 @@ class Heap(PlayedHeap):
         self.assertEqual(story, [])
         self.assertIsNone(self.heap.export(nbytes + 1))
 
+    def test_memory_behind_scratch(self) -> None:
+        """Captures find room there, whether the scratch was a part of the heap or all of it. Other calls wait for the
+        stream on which it was released."""
+        for nbytes, of_graphs in ((self.group.alloc_bytes, True), (self.group.alloc_bytes, False), (40000, False)):
+            heap, form = CudaHeap(self.group, torch.device("cpu")), Form(((30000,), torch.uint8, None))
+            if of_graphs:
+                heap.prepare_graphs(Form(((3000,), torch.uint8, None)))
+            scratch = heap.export(nbytes)
+            assert scratch is not None
+            self.assertIsNone(heap.export(300))  # one at a time
+            with on_stream(side):
+                del scratch
+            capturing[0] = True
+            with on_stream(comm):
+                captured = heap.try_capture(form)
+            capturing[0] = False
+            self.assertTrue(captured)
+            self.assertEqual(story, [])
+            self.assertTrue(heap.holds(heap.empty((20000,), torch.uint8)))
+            self.assertEqual(story, ["current waits for side"])
+            self.assertTrue(heap.holds(heap.empty((20000,), torch.uint8)))
+            self.assertEqual(len(story), 1)
+            story.clear()
+            del captured
+
     def test_an_exception_passes(self) -> None:
         with self.assertRaises(ZeroDivisionError):
             print(self.heap.empty((100,), torch.uint8), 1 // 0)
