@@ -42,9 +42,12 @@ def low_latency_config(max_tokens: int, num_experts: int, hidden_bytes: int, top
     config = dict(
         modes=epx.Mode.LOW_LATENCY, num_experts=num_experts, max_tokens_per_rank=max_tokens,
         max_hidden_bytes=hidden_bytes, max_topk=topk, max_inflight=_INFLIGHT)
-    # What is beyond 1 MiB tells sizes with slabs of the same bytes apart, for hinted_sizes().
-    own = epx.memory(nranks, device=epx.Device.CPU, alloc_bytes=0, **config)["low_latency_bytes"]
-    return dict(config, alloc_bytes=3 * slab + slab * 3 // 4 + (1 << 20) + own % (1 << 20))
+    # What is beyond 1 MiB tells nearly all sizes with slabs of the same bytes apart, for hinted_sizes(). It does not
+    # depend on the top-k: the heap has the bytes of the hint, also where a dispatch has more experts per token.
+    alloc_bytes = 3 * slab + slab * 3 // 4 + (1 << 20)
+    own = epx.memory(nranks, device=epx.Device.CPU, alloc_bytes=alloc_bytes,
+                     **dict(config, max_topk=LOW_LATENCY_TOPK))["low_latency_bytes"]
+    return dict(config, alloc_bytes=alloc_bytes + own % (1 << 20))
 
 
 def low_latency_hint(max_tokens: int, hidden: int, nranks: int, num_experts: int) -> int:
@@ -57,7 +60,8 @@ def low_latency_hint(max_tokens: int, hidden: int, nranks: int, num_experts: int
 
 
 def hinted_sizes(nbytes: int, nranks: int) -> Optional[Tuple[int, int, int]]:
-    """(tokens per rank, hidden size, experts) for which low_latency_hint() last returned this many bytes, or None."""
+    """(tokens per rank, hidden size, experts) for which low_latency_hint() last returned this many bytes, or None. Few
+    sizes have the same bytes as others; of these the last count, and a buffer for the others makes its group later."""
     return _hinted.get((nbytes, nranks))
 
 

@@ -324,6 +324,12 @@ def test_several_hooks_outstanding(world: World) -> None:
     check_one(world, buffer, works[2], 16)
 
 
+def in_heap(world: World, buffer: deep_ep.Buffer, tensor: torch.Tensor) -> bool:
+    """Does the tensor begin where a block of the low-latency heap does?"""
+    return any(tensor.data_ptr() in pool.group._blocks for pool in buffer._engine.pools(True)
+               if pool.device == world.device)
+
+
 def whole_heap(world: World, buffer: deep_ep.Buffer, work: Work, most: int) -> torch.Tensor:
     """get_local_buffer_tensor(), which is all that the heap has for tensors and takes nothing of torch's."""
     allocated = torch.cuda.memory_allocated() if world.device.type == "cuda" else 0
@@ -355,10 +361,26 @@ def test_the_local_buffer_is_that_of_the_results(world: World) -> None:
         check_one(world, buffer, work, most, cast)  # its results are torch's
         assert whole.eq(0x55).all()
         del whole
-    held = staged(world, buffer, Work(world.nranks, 6, 256, 2 * world.nranks, 2, seed=36), most)
-    buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True).fill_(0x55)  # torch's, beside what is held
-    held[4]()
-    check_received(buffer, Work(world.nranks, 6, 256, 2 * world.nranks, 2, seed=36), most, *held[:3])
+    held = dispatch(world, buffer, work, most, use_fp8=False)
+    beside = buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True).fill_(0x55)
+    assert not in_heap(world, buffer, beside)
+    check_received(buffer, work, most, *held)
+    del beside, held
+    sent = staged(world, buffer, work, most)  # its results are torch's
+    whole_heap(world, buffer, work, most).fill_(0x55)
+    sent[4]()
+    check_received(buffer, work, most, *sent[:3])
+    buffer.destroy()
+
+
+def test_the_local_buffer_with_more_experts_per_token(world: World) -> None:
+    """A larger top-k than DeepEP's largest makes a new group, whose heap has the bytes of the hint too."""
+    most, work = 8, Work(world.nranks, 6, 256, 12 * world.nranks, 12, seed=37)
+    nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, work.hidden, world.nranks, work.experts)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, nbytes, low_latency_mode=True, explicitly_destroy=True)
+    for _ in range(2):
+        check_one(world, buffer, work, most)
+        whole_heap(world, buffer, work, most).fill_(0x55)
     buffer.destroy()
 
 
