@@ -5,6 +5,7 @@ Host time is critical here. Arguments are not checked again if an earlier call h
 the C library are prepared (see _plans.py).
 """
 
+import gc
 from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import epx
@@ -67,6 +68,11 @@ class LowLatencyRouting(Routing):
         self.staged = None
         if pool.on_cpu:
             settle(pool.group)
+
+
+def _slots_freed(status: int, capturing: bool) -> bool:
+    """True if an operation that found all slots staged may try again: the hooks were garbage, of an exception say."""
+    return status == epx.Status.BUSY and not capturing and gc.collect() > 0
 
 
 def _version(tensor: torch.Tensor) -> Optional[int]:
@@ -165,6 +171,8 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
         hook = routing.receive
     try:
         status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, global_scale, stream)
+        if status and _slots_freed(status, capturing):
+            status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, global_scale, stream)
         if status:
             routing.staged = None
             check(status)
@@ -274,6 +282,8 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
         routing.staged = used
     try:
         status = plan.run(routing.address, tokens, x, topk_weights, out, looked, wait, signals, stream)
+        if status and _slots_freed(status, capturing):
+            status = plan.run(routing.address, tokens, x, topk_weights, out, looked, wait, signals, stream)
         if status:
             routing.staged = None
             check(status)

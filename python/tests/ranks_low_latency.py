@@ -2,6 +2,7 @@
 """deep_ep's low latency against the reference."""
 
 import contextlib
+import gc
 import itertools
 import os
 import threading
@@ -385,12 +386,30 @@ def test_the_local_buffer_with_more_experts_per_token(world: World) -> None:
 
 
 def test_hook_that_is_never_called(world: World) -> None:
+    """Nor when the garbage collector has to find it, as behind an exception."""
     buffer = world.buffer()
     work = Work(buffer.group_size, 9, 128, 2 * buffer.group_size, 3, seed=30)
     for _ in range(6):
         pending = staged(world, buffer, work)
         del pending
     check_one(world, buffer, work, 16)
+    me, collects = buffer.rank, gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(5):
+            cycle: List[Any] = [staged(world, buffer, work)]
+            cycle.append(cycle)
+        del cycle
+        for _ in range(5):
+            recv, _counts, handle = dispatch(world, buffer, work, 16, use_fp8=False)
+            cycle = [handle, buffer.low_latency_combine(
+                recv, world.to(work.idx[me]), world.to(work.weights[me]), handle, return_recv_hook=True)]
+            cycle.append(cycle)
+        del cycle, recv, handle
+        check_one(world, buffer, work, 16)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def test_two_batches_overlap(world: World) -> None:
