@@ -199,9 +199,9 @@ class Buffer:
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
         """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. Only the caller uses it.
-        EPX stores its own state elsewhere, so clearing this memory is harmless and not necessary. It is that of the
-        buffer's tensors where there are none of so many bytes, else torch's, and returns there with the last tensor of
-        it."""
+        EPX stores its own state elsewhere, so clearing this memory is harmless and not necessary; on a GPU, replays
+        of graphs do not run beside that. It is that of the buffer's tensors where there are none of so many bytes, else
+        torch's, and returns there with the last tensor of it."""
         nbytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         flat = self._scratch(use_rdma_buffer, nbytes)
         checks.positive("offset", offset, 0)
