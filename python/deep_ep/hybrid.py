@@ -51,15 +51,29 @@ def _weights(probs: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor]
     return None if topk_weights is None else checks.dense("topk_weights", topk_weights, 2).float().contiguous()
 
 
+def _weights_again(routing: Routing, probs: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
+                   topk_weights: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """f32 [T, K] in the order of a handle's indices. Those given with the weights may be in another one, or fewer."""
+    experts = routing.num_experts
+    if topk_idx is not None and topk_idx is not routing.topk_idx and topk_weights is not None and probs is None:
+        idx = checks.tensor("topk_idx", topk_idx, _INDICES, (routing.topk_idx.shape[0], None), contiguous=False)
+        weights = checks.dense("topk_weights", topk_weights, 2).float()
+        if weights.shape != idx.shape:
+            raise wrong("topk_weights", "the shape of topk_idx, %s" % list(idx.shape), list(weights.shape))
+        probs = probs_of_weights(weights, idx, experts)
+    return _weights(probs, topk_weights, routing.topk_idx, experts)
+
+
 def _check_probs(probs: Any, rows: int, columns: int) -> None:
     if not isinstance(probs, torch.Tensor) or tuple(probs.shape) != (rows, columns):
         raise wrong("probs", "a tensor [%d, %d]" % (rows, columns), checks.describe(probs))
 
 
 def probs_of_weights(weights: torch.Tensor, topk_idx: torch.Tensor, experts: int) -> torch.Tensor:
-    """f32 [T, E] of f32 [T, K]; 0 where there is no index."""
+    """f32 [T, E] of f32 [T, K]; 0 where there is no index, or one that no expert has."""
+    idx = topk_idx.long()  # int8 has no 128
     spread = torch.zeros(weights.shape[0], experts + 1, dtype=weights.dtype, device=weights.device)
-    spread.scatter_(1, torch.where(topk_idx < 0, experts, topk_idx).long(), weights)
+    spread.scatter_(1, torch.where((idx < 0) | (idx >= experts), experts, idx), weights)
     return spread[:, :experts].contiguous()
 
 
@@ -216,7 +230,9 @@ class HybridEPBuffer:
             non_blocking = not use_host_meta
         x = _rows(hidden, scaling_factor)
         if handle is not None:
-            return self._permuted_again(x, routing_of(handle, True), probs, topk_weights, handle)
+            routing = routing_of(handle, True)
+            weights = _weights_again(routing, probs, topk_idx, topk_weights)
+            return self._permuted_again(x, routing, weights, handle)
         count = None
         if non_blocking:
             count = checks.positive("num_permuted_tokens", num_permuted_tokens, 0)
@@ -235,9 +251,8 @@ class HybridEPBuffer:
         routing = Routing(elastic, idx, experts, slots, counts, None, count)
         return (*_first(count, data, row_probs, scales), counts, make_handle(routing))
 
-    def _permuted_again(self, x: Any, routing: Routing, probs: Any, topk_weights: Any,
+    def _permuted_again(self, x: Any, routing: Routing, weights: Optional[torch.Tensor],
                         handle: HybridEPHandle) -> _Permuted:
-        weights = _weights(probs, topk_weights, routing.topk_idx, routing.num_experts)
         rows, _idx, row_probs, _handle, _event = self._elastic.dispatch(
             x, topk_weights=weights, handle=routing.elastic, do_expand=True, num_sms=self._sms[0])
         data, scales = rows if isinstance(rows, tuple) else (rows, None)
@@ -304,7 +319,7 @@ class HybridEPBuffer:
         if handle is not None:
             routing = routing_of(handle, False)
             assert routing.recv_topk_idx is not None
-            weights = _weights(probs, topk_weights, routing.topk_idx, routing.num_experts)
+            weights = _weights_again(routing, probs, topk_idx, topk_weights)
             rows, idx, got, _handle, _event = self._elastic.dispatch(x, topk_weights=weights, handle=routing.elastic,
                                                                      num_sms=self._sms[0])
             data, scales = rows if isinstance(rows, tuple) else (rows, None)
@@ -325,7 +340,7 @@ class HybridEPBuffer:
         if weights is None:
             return None
         columns, first = self._columns(experts)
-        return probs_of_weights(weights, torch.where(recv_idx < 0, -1, recv_idx + first), columns)
+        return probs_of_weights(weights, torch.where(recv_idx < 0, -1, recv_idx.long() + first), columns)
 
     def combine(self, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None,
                 handle: Optional[HybridEPHandle] = None) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
@@ -337,8 +352,8 @@ class HybridEPBuffer:
         if probs is not None:
             columns, first = self._columns(routing.num_experts)
             _check_probs(probs, routing.recv_topk_idx.shape[0], columns)
-            at = torch.where(routing.recv_topk_idx < 0, -1, routing.recv_topk_idx + first)
-            weights = _weights_of(probs.float(), at.long())
+            at = torch.where(routing.recv_topk_idx < 0, -1, routing.recv_topk_idx.long() + first)
+            weights = _weights_of(probs.float(), at)
         return self._combine(hidden, routing, weights)
 
     def _combine(self, hidden: torch.Tensor, routing: Routing,

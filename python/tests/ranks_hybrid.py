@@ -151,6 +151,38 @@ def test_hybrid(world: World) -> None:
             del buffer
 
 
+def test_hybrid_weights_by_index(world: World) -> None:
+    """Indices of any type for 128 experts, and a handle used again with its weights in another order, as DeepEP's own
+    tests of ranks with different numbers of tokens do it: for handles of indices and of maps."""
+    gen = torch.Generator().manual_seed(91 + world.rank)
+    experts = 128
+    idx = torch.rand(8 + world.rank, experts, generator=gen).topk(4, 1).indices
+    idx[0, 1], idx[1] = -1, -1
+    weights, x = torch.rand(idx.shape, generator=gen), torch.randn(idx.shape[0], 128, generator=gen).bfloat16()
+    marks, want = indices_to_map(idx, weights, idx.shape[0], experts)
+    order = torch.tensor([2, 0, 3, 1])
+    buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 32, experts // world.nranks)
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, None):
+        given: Any = dict(routing_map=world.to(marks), probs=world.to(want)) if dtype is None else dict(
+            topk_idx=world.to(idx.to(dtype)), topk_weights=world.to(weights), num_of_experts=experts)
+        other: Any = dict(topk_idx=world.to(idx.to(dtype or torch.int64)[:, order]),
+                          topk_weights=world.to(weights[:, order]), num_of_experts=experts)
+        rows, probs, _scales, _counts, handle = buffer.dispatch_with_permute(hidden=world.to(x), **given)
+        assert torch.equal(buffer.combine_with_unpermute(hidden=rows, probs=probs, handle=handle)[1].cpu(), want)
+        again = buffer.dispatch_with_permute(hidden=world.to(x), handle=handle, **other)
+        assert same_bits(again[0], rows) and torch.equal(again[1], probs)
+        rows, probs, _scales, handle = buffer.dispatch(world.to(x), **given)
+        assert torch.equal(buffer.combine(rows, probs, handle)[1].cpu(), want)
+        assert torch.equal(buffer.dispatch(world.to(x), handle=handle, **other)[1], probs)
+    for what, wrong in (("topk_idx", dict(other, topk_idx=other["topk_idx"][1:])),
+                        ("topk_weights", dict(other, topk_weights=other["topk_weights"][:, 1:]))):
+        with refused(what):
+            buffer.dispatch(world.to(x), handle=handle, **wrong)
+    idx[2, 0], idx[3, 1] = experts, experts + 7  # no expert has these
+    marks, probs = indices_to_map(idx, weights, idx.shape[0], experts)
+    assert marks.sum() == probs.count_nonzero() == ((idx >= 0) & (idx < experts)).sum()
+
+
 def test_hybrid_errors(world: World) -> None:
     buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 64, 8 * 40 // world.nranks)
     x = world.to(torch.zeros(2, 128, dtype=torch.bfloat16))
