@@ -18,7 +18,7 @@ sglang)
     files="$moe/token_dispatcher/base.py $moe/token_dispatcher/deepep.py $moe/utils.py"
     ;;
 vllm)
-    version=${VLLM:-0.32.0} moe=vllm/model_executor/layers/fused_moe comm=vllm/distributed/device_communicators
+    version=${VLLM:-0.33.0} moe=vllm/model_executor/layers/fused_moe comm=vllm/distributed/device_communicators
     files="$moe/modular_kernel.py $moe/topk_weight_and_reduce.py $moe/prepare_finalize/deepep_ht.py
         $moe/prepare_finalize/deepep_ll.py $moe/prepare_finalize/deepep_v2.py $comm/all2all.py
         $comm/base_device_communicator.py vllm/v1/worker/ubatching.py"

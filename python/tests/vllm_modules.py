@@ -212,6 +212,7 @@ def host_streams() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in () if torch.cuda.is_available() else (
                 (torch.cuda, "Stream", HostStream), (torch, "Event", Nothing),
+                (torch.Tensor, "record_stream", lambda tensor, stream: None),
                 (torch.cuda, "set_stream", lambda stream: setattr(_current, "stream", stream))):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
