@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # framework_files.sh FOLDER NAME [PYTHON]: Python files of a framework's wheel, into FOLDER/NAME-VERSION; prints that
-# path. NAME: sglang, vllm, torchtitan (three, eight and two files), megatron (all of megatron-core, 6 MB), or all.
+# path. NAME: sglang, vllm, torchtitan (four, eight and two files), megatron (all of megatron-core, 6 MB), or all.
 # SGLANG=, VLLM=, TORCHTITAN= and MEGATRON= say which versions. Files that are there already are kept.
 # A machine without a network gets FOLDER as it is: EPX_TEST_PACKAGES=FOLDER python/tests/run_gpu.sh frameworks.
 set -euo pipefail
@@ -15,7 +15,8 @@ package=$name
 case $name in
 sglang)
     version=${SGLANG:-0.5.23} moe=sglang/srt/layers/moe
-    files="$moe/token_dispatcher/base.py $moe/token_dispatcher/deepep.py $moe/utils.py"
+    files="$moe/token_dispatcher/base.py $moe/token_dispatcher/deepep.py $moe/token_dispatcher/deepep_v2.py
+        $moe/utils.py"
     ;;
 vllm)
     version=${VLLM:-0.33.0} moe=vllm/model_executor/layers/fused_moe comm=vllm/distributed/device_communicators

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's own DeepEP dispatchers on deep_ep (make frameworks). EPX_TEST_SGLANG is the folder of its unpacked wheel.
 
-The wheel's files token_dispatcher/deepep.py and base.py and moe/utils.py run as they are. What they import beside them
-needs compiled kernels and a server; here it is objects that do nothing, but for the few settings that are given.
+The wheel's files token_dispatcher/deepep.py, deepep_v2.py and base.py and moe/utils.py run as they are. What they
+import beside them needs compiled kernels and a server; here it is objects that do nothing, but for the few settings
+that are given.
 """
 
 import importlib
@@ -15,12 +16,14 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from foreign import Finder, without_gpu
-from reference import Work, calc_diff, combine_weighted, same_bits, uncast_nvfp4
+from reference import (Work, calc_diff, cast_fp8, combine_weighted, expert_result, same_bits, uncast_fp8,
+                       uncast_nvfp4)
 from suite import World
 
 MOST, HIDDEN, TOPK = 16, 256, 3
 _MOE = "sglang.srt.layers.moe."
-REAL = (_MOE + "token_dispatcher.base", _MOE + "token_dispatcher.deepep", _MOE + "utils")
+REAL = (_MOE + "token_dispatcher.base", _MOE + "token_dispatcher.deepep", _MOE + "utils",
+        _MOE + "token_dispatcher.deepep_v2")
 
 
 class Setting:
@@ -37,6 +40,8 @@ class Settings:
     """Variables; those that are not given are off."""
 
     SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK = Setting(MOST)
+    SGLANG_DEEPEP_V2_NUM_MAX_DISPATCH_TOKENS_PER_RANK = Setting(MOST)
+    SGLANG_DEEPEP_V2_NUM_SMS = Setting(0)
 
     def __getattr__(self, name: str) -> Setting:
         return Setting(False)
@@ -45,20 +50,26 @@ class Settings:
 GIVEN: Dict[str, Dict[str, Any]] = {
     "sglang.srt.environ": {"envs": Settings()},
     "sglang.srt.layers": {"deep_gemm_wrapper": types.SimpleNamespace(
-        ENABLE_JIT_DEEPGEMM=True, DEEPGEMM_BLACKWELL=False, DEEPGEMM_SCALE_UE8M0=False)},
-    "sglang.srt.runtime_context": {"get_resources": lambda: RESOURCES},
+        ENABLE_JIT_DEEPGEMM=True, DEEPGEMM_BLACKWELL=False, DEEPGEMM_SCALE_UE8M0=False,
+        DEEPGEMM_NEED_TMA_ALIGNED_SCALES=False)},
+    "sglang.srt.layers.dp_attention": {"get_is_extend_in_batch": lambda: PREFILL[0]},
+    "sglang.kernels.ops.quantization.fp8_kernel": {
+        "sglang_per_token_group_quant_fp8": lambda x, block, **how: tuple(t.to(x.device) for t in cast_fp8(x.cpu()))},
+    "sglang.srt.runtime_context": {
+        "get_resources": lambda: RESOURCES, "get_parallel": lambda: types.SimpleNamespace(attn_dp_size=2),
+        "get_exec": lambda: types.SimpleNamespace(moe=types.SimpleNamespace(deepep_v2_mode="direct"))},
     "sglang.srt.utils": {"is_blackwell": lambda: BLACKWELL[0]},
 }
 RESOURCES = types.SimpleNamespace(buffers={})
-BLACKWELL = [False]
+BLACKWELL, PREFILL = [False], [False]
 
 
-def sglang(world: World) -> Any:
-    """SGLang's module deepep."""
+def sglang(world: World, name: str = "deepep") -> Any:
+    """SGLang's module of a dispatcher."""
     if not os.path.isdir(os.environ.get("EPX_TEST_SGLANG", "")):
         world.skip("EPX_TEST_SGLANG: no unpacked wheel of sglang")
     Finder("sglang", os.environ["EPX_TEST_SGLANG"], REAL, GIVEN).install()
-    return importlib.import_module(_MOE + "token_dispatcher.deepep")
+    return importlib.import_module(_MOE + "token_dispatcher." + name)
 
 
 def make(world: World, deepep: Any, which: str, dtype: str, **how: bool) -> Any:
@@ -145,4 +156,50 @@ def test_sglang_low_latency(world: World) -> None:
             check_low_latency(world, deepep, dtype, "", return_recv_hook=hook)
     check_low_latency(world, deepep, "BF16", "comp_signal", return_recv_hook=True)
     check_low_latency(world, deepep, "NVFP4", "src_signals", return_recv_hook=False)
+    RESOURCES.buffers.clear()
+
+
+def weighted(work: Work, me: int, out: Any, fp8: bool) -> torch.Tensor:
+    """What the experts of a rank make of what it received, by its weights."""
+    rows = out.hidden_states.cpu()
+    rows = uncast_fp8(rows, out.hidden_states_scale.cpu()) if fp8 else rows
+    total, weights = torch.zeros(rows.shape), out.topk_weights.cpu()
+    if out.is_expanded:
+        start = 0
+        for e, end in enumerate(out.psum_num_recv_tokens_per_expert.tolist()):
+            zone = slice(start, end)
+            total[zone] = expert_result(rows[zone], me * work.local + e).float() * weights[zone, None]
+            start = -(-end // out.expert_alignment) * out.expert_alignment
+    else:
+        for k in range(work.topk):
+            for e in range(work.local):
+                at = out.topk_ids.cpu()[:, k] == e
+                total[at] += expert_result(rows[at], me * work.local + e).float() * weights[at, k, None]
+    return total.bfloat16()
+
+
+@without_gpu()
+def test_sglang_v2(world: World) -> None:
+    """DeepEPv2Dispatcher: prefill, expanded and not, also of ranks without tokens, and decode; BF16 and FP8."""
+    file = sglang(world, "deepep_v2")
+    RESOURCES.buffers.clear()
+    for fp8 in (False, True):
+        for seed, prefill, expand in ((91, True, True), (93, True, False), (94, True, False), (95, False, True),
+                                      (96, False, True)):
+            me, work = world.rank, Work(world.nranks, 12, HIDDEN, 2 * world.nranks, TOPK, seed=seed)
+            PREFILL[0] = prefill
+            with mock.patch.object(Settings, "SGLANG_DEEPEP_V2_ENABLE_PREFILL_EXPAND", Setting(expand), create=True):
+                dispatcher = file.DeepEPv2Dispatcher(dist.group.WORLD, TOPK, work.experts, work.local, HIDDEN,
+                                                     torch.bfloat16, fp8)
+            if hasattr(dispatcher, "prebuild"):  # 0.5.21 does not have it, nor an expanded prefill
+                dispatcher.prebuild()
+            elif prefill:
+                expand = False
+            out = dispatcher.dispatch(world.to(work.x[me]), topk_of(world, work))
+            assert out.is_expanded == expand and out.use_masked_gemm != prefill
+            combined = dispatcher.combine(file.DeepEPv2CombineInput(
+                world.to(weighted(work, me, out, fp8)), None if expand else out.topk_weights))
+            assert calc_diff(combined.cpu(), combine_weighted(work, me)) < (2e-3 if fp8 else 1e-4)
+    world.meet()
+    file.DeepEPv2Buffer.destroy()
     RESOURCES.buffers.clear()
