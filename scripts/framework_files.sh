@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # framework_files.sh FOLDER NAME [PYTHON]: Python files of a framework's wheel, into FOLDER/NAME-VERSION; prints that
-# path. NAME: sglang, vllm, torchtitan (four, eight and two files), megatron (all of megatron-core, 6 MB), or all.
-# SGLANG=, VLLM=, TORCHTITAN= and MEGATRON= say which versions. Files that are there already are kept.
+# path. NAME: sglang, vllm, torchtitan, deepspeed, lmdeploy, automodel (two to eight files each), megatron (all of
+# megatron-core, 6 MB), or all. SGLANG=, VLLM= and so on say which versions. Files that are there already are kept.
 # A machine without a network gets FOLDER as it is: EPX_TEST_PACKAGES=FOLDER python/tests/run_gpu.sh frameworks.
 set -euo pipefail
 folder=$1 name=$2 python=${3:-python3}
 here=$(dirname "$0")
 if [ "$name" = all ]; then
-    for name in sglang vllm torchtitan megatron; do "$0" "$folder" "$name" "$python"; done
+    for name in sglang vllm torchtitan deepspeed lmdeploy automodel megatron; do "$0" "$folder" "$name" "$python"; done
     exit
 fi
-package=$name
+package=$name kind=
 case $name in
 sglang)
     version=${SGLANG:-0.5.23} moe=sglang/srt/layers/moe
@@ -28,8 +28,24 @@ torchtitan)
     version=${TORCHTITAN:-0.3.0} deepep=torchtitan/distributed/deepep
     files="$deepep/deepep.py $deepep/hybridep.py"
     ;;
+deepspeed)
+    version=${DEEPSPEED:-0.19.8} kind=--source # it has no wheel
+    files="deepspeed/module_inject/auto_ep_comm.py deepspeed/module_inject/auto_ep_layer.py"
+    ;;
+lmdeploy)
+    version=${LMDEPLOY:-0.18.0} backends=lmdeploy/pytorch/backends
+    files="$backends/token_dispatcher.py $backends/cuda/token_dispatcher.py"
+    ;;
+automodel)
+    package=nemo_automodel version=${AUTOMODEL:-0.7.0} moe=nemo_automodel/components/moe/megatron
+    files="$moe/fused_a2a.py $moe/token_dispatcher.py $moe/moe_utils.py"
+    ;;
 megatron) package=megatron-core version=${MEGATRON:-0.16.1} files="megatron/*.py" ;;
-*) echo "framework_files.sh: NAME: expected sglang, vllm, torchtitan, megatron or all, got $name" >&2 && exit 2 ;;
+*)
+    echo "framework_files.sh: NAME: expected sglang, vllm, torchtitan, deepspeed, lmdeploy, automodel, megatron or" \
+        "all, got $name" >&2
+    exit 2
+    ;;
 esac
 set -f # the pattern is for the wheel
 to=$folder/$name-$version missing=
@@ -42,7 +58,7 @@ done
 if [ -n "$missing" ]; then
     mkdir -p "$folder"
     rm -rf "$to.new" "$to"
-    timeout 300 "$python" "$here/wheel_files.py" "$package==$version" "$to.new" $files >&2
+    timeout 300 "$python" "$here/wheel_files.py" $kind "$package==$version" "$to.new" $files >&2
     mv "$to.new" "$to"
 fi
 echo "$to"

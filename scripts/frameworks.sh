@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # frameworks.sh [VENV]: the frameworks' own code on deep_ep, with CPU tensors (make frameworks; some minutes).
-# megatron-core is in VENV (scripts/python_env.sh). The files of SGLang, vLLM and torchtitan are kept in
-# build-frameworks (scripts/framework_files.sh, which says which versions). RANKS="4 8" says with how many ranks.
+# megatron-core is in VENV (scripts/python_env.sh). The files of the others are kept in build-frameworks
+# (scripts/framework_files.sh, which says which versions). RANKS="4 8" says with how many ranks.
 # python/tests/run_gpu.sh frameworks runs the same on a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -26,7 +26,7 @@ try() { # NAME COMMAND...
 export PYTHONPATH=$PWD/python OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 export EPX_LIBRARY=${EPX_LIBRARY:-$PWD/build/libepx.so}
 modules="ranks_megatron ranks_hybrid ranks_frameworks ranks_elastic_frameworks torch_compile"
-for name in sglang vllm torchtitan; do
+for name in sglang vllm torchtitan deepspeed lmdeploy automodel; do
     if folder=$(scripts/framework_files.sh "$kept" "$name" "$venv/bin/python" 2>"$out"); then
         export "EPX_TEST_${name^^}=$folder"
         modules="$modules ${name}_modules"

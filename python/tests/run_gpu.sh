@@ -4,9 +4,10 @@
 # library as scripts/gpu.sh does (GPU, GPU_ARCH, GPU_BUILD: scripts/gpu_build.sh).
 #   usage: python/tests/run_gpu.sh [tests] [bench] [elastic] [late] [curve] [frameworks] [-- arguments of suite.py]
 #   (default: tests and bench)
-#   frameworks: Megatron-LM's own modules, and those of SGLang, vLLM and torchtitan; torch.compile. Where Python has no
-#   megatron-core, and for the others, EPX_TEST_PACKAGES is a folder that scripts/framework_files.sh FOLDER all has
-#   made, here or on another machine (default: build-frameworks). FRAMEWORKS="vllm_modules ..." runs some of them.
+#   frameworks: Megatron-LM's own modules, and those of SGLang, vLLM, torchtitan, DeepSpeed, LMDeploy and NeMo
+#   AutoModel; torch.compile. Where Python has no megatron-core, and for the others, EPX_TEST_PACKAGES is a folder that
+#   scripts/framework_files.sh FOLDER all has made, here or on another machine (default: build-frameworks).
+#   FRAMEWORKS="vllm_modules ..." runs some of them.
 #   elastic: V2 against V1, expansion against the same bytes, and results that are held, three times.
 #   late: products of matrices beside operations that wait for a late rank. curve: whole layers and low-latency pairs
 #   with 2, 4, 8, 16 and 32 SMs for each rank (EPX_NUM_AGENTS), where the GPU has as many for all.
@@ -56,8 +57,8 @@ fi
 if [[ $steps == *frameworks* ]]; then
     packages=${EPX_TEST_PACKAGES:-$PWD/build-frameworks}
     modules="ranks_megatron ranks_hybrid ranks_frameworks ranks_elastic_frameworks sglang_modules vllm_modules"
-    modules="$modules torchtitan_modules torch_compile"
-    for name in sglang vllm torchtitan; do
+    modules="$modules torchtitan_modules deepspeed_modules lmdeploy_modules automodel_modules torch_compile"
+    for name in sglang vllm torchtitan deepspeed lmdeploy automodel; do
         for folder in "$packages/$name"-*; do
             [ ! -d "$folder" ] || export "EPX_TEST_${name^^}=$folder"
         done
@@ -67,7 +68,7 @@ if [[ $steps == *frameworks* ]]; then
         imports "$PYTHONPATH" || ! imports "$PYTHONPATH:$folder" || PYTHONPATH=$PYTHONPATH:$folder
     done
     EPX_DEEP_EP_GPU_BYTES=${EPX_DEEP_EP_GPU_BYTES:-128M} EPX_TIMEOUT_MS=${EPX_TIMEOUT_MS:-20000} \
-        timeout 400 "${launch[@]}" python/tests/suite.py ${FRAMEWORKS:-$modules} >"$out/python-frameworks.txt" 2>&1 ||
+        timeout 500 "${launch[@]}" python/tests/suite.py ${FRAMEWORKS:-$modules} >"$out/python-frameworks.txt" 2>&1 ||
         failed=1
     grep -E '^(ok|skipped|on [0-9]+ ranks|[0-9]+ passed)' "$out/python-frameworks.txt" ||
         tail -40 "$out/python-frameworks.txt"
