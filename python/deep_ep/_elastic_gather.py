@@ -109,7 +109,7 @@ class Gathers:
         return places
 
     def inplace(self, shapes: Shapes, dtype: torch.dtype) -> Union[torch.Tensor, Tuple[torch.Tensor, ...]]:
-        """This rank's place of the next all-gather."""
+        """This rank's places of the next all-gathers, which take them in this order, one or several at once."""
         self._need_session("agrs_get_inplace_tensor")
         given, one = shape_list(shapes)
         self._pending = self._make([(shape, check_dtype("dtype", dtype)) for shape in given])
@@ -117,13 +117,14 @@ class Gathers:
         return places[0] if one else places
 
     def _places(self, tensors: Sequence[torch.Tensor]) -> List[_Place]:
-        pending, self._pending = self._pending, []
-        if pending and [place.mine(self._engine.rank).data_ptr() for place in pending] == [
-                t.data_ptr() for t in tensors]:
-            return pending
-        if pending:
+        count = len(tensors)
+        places, self._pending = self._pending[:count], self._pending[count:]
+        if not places:
+            return self._make([(tuple(t.shape), t.dtype) for t in tensors])
+        if [place.mine(self._engine.rank).data_ptr() for place in places] != [t.data_ptr() for t in tensors]:
+            self._pending.clear()
             raise wrong("tensors", "those of agrs_get_inplace_tensor, in the same order", "others")
-        return self._make([(tuple(t.shape), t.dtype) for t in tensors])
+        return places
 
     def run(self, given: Any) -> Tuple[Any, ...]:
         """One all-gather, of one tensor or of several."""

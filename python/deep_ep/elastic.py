@@ -423,7 +423,8 @@ class ElasticBuffer:
         return self._gathers("all_gather").run(t)
 
     def agrs_get_inplace_tensor(self, shapes: sizes.Shapes, dtype: torch.dtype) -> Any:
-        """This rank's place in the result of the next all_gather, which must be given these tensors."""
+        """This rank's place in the result of the next all_gather, or of the next ones: these must be given these
+        tensors in the same order, one or several at once."""
         return self._gathers("agrs_get_inplace_tensor").inplace(shapes, dtype)
 
 

@@ -585,7 +585,7 @@ def test_all_gather(world: World) -> None:
     """[R] 6: one and several tensors, in place or not, waited for in any order, session after session."""
     dtype, ranks = torch.bfloat16, world.nranks
     with elastic(world, num_bytes=BIG) as buffer:
-        buffer.agrs_set_config(16 << 20, 8)
+        buffer.agrs_set_config(16 << 20, 16)
         rng = random.Random(1)
         for session in range(3):
             with buffer.agrs_new_session():
@@ -602,9 +602,14 @@ def test_all_gather(world: World) -> None:
                         for place, t in zip(places, mine):
                             place.copy_(t)
                         mine = list(places)
-                    *got, done = buffer.all_gather(mine if len(mine) > 1 or rng.random() < 0.5 else mine[0])
                     want = [torch.stack([value(r, j) for r in range(ranks)]) for j in range(len(shapes))]
-                    waits.append((done, got, want))
+                    if rng.random() < 0.5:  # all at once
+                        *got, done = buffer.all_gather(mine if len(mine) > 1 or rng.random() < 0.5 else mine[0])
+                        waits.append((done, got, want))
+                        continue
+                    for t, one in zip(mine, want):
+                        result, done = buffer.all_gather(t)
+                        waits.append((done, [result], [one]))
                 if not session:
                     place = buffer.agrs_get_inplace_tensor((2, 8), dtype)
                     assert place.shape == (2, 8) and place.dtype is dtype and place.device == world.device
