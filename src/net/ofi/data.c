@@ -52,6 +52,9 @@
 #define HELLO_PAUSE_MAX_NS 16000000u
 #define AWAIT_PAUSE_NS 100000000u
 #define SOURCES_EVERY_NS 100000000u
+/* Read in one poll. Those of a stranger make no event: one that writes faster than a busy machine reads would keep poll
+ * for ever from what comes after them, its own connection's end included. */
+enum { ENTRIES_MAX = 16 * OFI_BATCH };
 
 static struct ofi_net *of(struct net *net)
 {
@@ -446,14 +449,22 @@ static int take_sent(struct ofi_net *n, int ndirty, struct net_event *events)
     return ndirty;
 }
 
+void ofi_count_refused(struct ofi_net *n, uint32_t count)
+{
+    const uint64_t steps = n->refused / OFI_REFUSED_STEP;
+
+    n->refused += count;
+    n->refused_news += count;
+    n->shut_due |= n->tokens && n->refused / OFI_REFUSED_STEP > steps;
+}
+
 static void refuse(struct ofi_net *n)
 {
-    n->shut_due |= n->tokens && n->refused % OFI_REFUSED_STEP == OFI_REFUSED_STEP - 1;
-    if (!n->refused++)
+    if (!n->refused)
         log_line(LOG_WARN,
                  "ofi: ignored an arrival that no rank of this group has sent, and counts more: somebody else "
                  "writes to the port of this rank");
-    n->refused_news++;
+    ofi_count_refused(n, 1);
 }
 
 /* CQ data of an incoming write: 1 and the event, or 0. */
@@ -594,7 +605,7 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
 {
     struct ofi_net *n = of(net);
     struct fi_cq_data_entry entries[OFI_BATCH];
-    int used = 0;
+    int used = 0, seen = 0;
 
     if (n->hellos)
         send_hellos(n);
@@ -602,7 +613,7 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
         send_sources(n);
     if (n->nheld)
         post_others(n, -1);
-    while (used < max) {
+    while (used < max && seen < ENTRIES_MAX) {
         const int want = max - used < OFI_BATCH ? max - used : OFI_BATCH;
         const ssize_t got = fi_cq_read(n->cq, entries, (size_t)want);
         if (got > 0)
@@ -613,6 +624,7 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
             return -to_errno((int)-got);
         if (got < want)
             break;
+        seen += want;
     }
     if (!used && n->inflight && !(++n->idle_polls & 63))
         check_deadlines(n);

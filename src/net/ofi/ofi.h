@@ -234,6 +234,8 @@ int ofi_shut_strangers(struct ofi_net *n, int all);
 int ofi_shut_peer(struct ofi_net *n, int peer);
 /* While hellos are awaited: shuts strangers now and then. */
 void ofi_look_around(struct ofi_net *n);
+/* Arrivals or connections of strangers. Strangers are to be shut out where a step is passed, be it by several. */
+void ofi_count_refused(struct ofi_net *n, uint32_t count);
 
 /* After connect: starts the connection, or expects the peer to. */
 void ofi_start_connection(struct ofi_net *n, int peer);

@@ -246,8 +246,7 @@ static int shut(struct ofi_net *n, const struct links *strangers, int count, int
             done += !shutdown(strangers->at[i].fd, SHUT_RDWR);
     if (done)
         log_line(LOG_WARN, "ofi: %d connections to this rank were not made by ranks of this group, and are shut", done);
-    n->refused += (uint64_t)done;
-    n->refused_news += (uint32_t)done;
+    ofi_count_refused(n, (uint32_t)done);
     return done;
 }
 
@@ -259,7 +258,11 @@ int ofi_shut_strangers(struct ofi_net *n, int all)
 
     if (waiting.fd < 0)
         return 1;
-    if (!all_have_told(n) || (all && poll(&waiting, 1, 0))) /* who waits to be accepted would not be seen */
+    if (!all_have_told(n))
+        return 0;
+    /* Who waits to be accepted would not be seen. Where the door is open somebody may always wait; the next look is
+     * for them. */
+    if (all && n->door == OFI_DOOR_CLOSED && poll(&waiting, 1, 0))
         return 0;
     links = find_links();
     strangers = keep_strangers(n, &links);
