@@ -3,6 +3,7 @@
  * What the files of this folder share.
  *
  *   proxy.c    open, connect, close; statistics; quiet
+ *   at_exit.c  the end of the process
  *   request.c  the thread, and the calls that a caller waits for with a deadline
  *   thread.c   the loop around proxy_progress: spin, sleep, wake, pin
  *   loop.c     proxy_progress, one iteration: take commands, check, merge, post, handle network events
@@ -95,7 +96,7 @@ struct peer {
 enum { POLL_MAX = 64, TAKE_MAX = 256, POST_MAX = 256 };
 
 /* What a caller asks of the thread that owns the endpoint. */
-enum request { REQUEST_NONE, REQUEST_OPEN, REQUEST_REGISTER, REQUEST_CONNECT, REQUEST_CLOSE };
+enum request { REQUEST_NONE, REQUEST_OPEN, REQUEST_REGISTER, REQUEST_CONNECT, REQUEST_CLOSE, REQUEST_HALT };
 
 /* Where a thread is. Messages about a blocked thread name it. */
 enum proxy_state {
@@ -110,6 +111,15 @@ enum proxy_state {
     STATE_ARM,
     STATE_SLEEP,
     STATE_CLOSE
+};
+
+/* Whoever may be in a network's library when the process ends. */
+struct caller {
+    /* Tells the thread to call the network no more. 1: it is not there, and does not go there again. Waits for nothing.
+     */
+    int (*stays_away)(void *of);
+    void *of;
+    struct caller *next;
 };
 
 struct proxy_thread {
@@ -168,10 +178,13 @@ struct proxy_thread {
     int request;            /* enum request; also read without the lock, after each iteration */
     int abandoned;          /* the caller no longer waits for this thread; written once, by the caller */
     int connected;          /* the loop runs between requests */
+    int halted;             /* it does not any more: the process ends (at_exit.c) */
+    int ended;              /* the thread calls nothing any more */
     epx_status outcome;     /* of the last request, and its message */
     char text[256];
     struct proxy_address own_address;     /* filled by REQUEST_REGISTER */
     struct proxy_address *peer_addresses; /* [npeers], for REQUEST_CONNECT */
+    struct caller caller;                 /* in the list of at_exit.c */
 };
 
 /* How long a caller waits for threads in all, and how much of that is left. */
@@ -224,6 +237,10 @@ void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer,
 /* Starts the thread; nothing is open yet. */
 epx_status request_start(struct proxy_thread *t);
 struct budget budget_of(int ms);
+/* Takes the time since the last call from the budget, but no more than one check may take: where this thread did not
+ * run, because the process was stopped or other threads had its core, the awaited thread did not run either. 0: nothing
+ * is left. */
+int budget_spend(struct budget *budget);
 /* A request is first submitted to all threads; then the caller waits for each, with one budget for all.
  * EPX_ERR_TIMEOUT: the budget is spent, and the thread is abandoned. */
 void request_submit(struct proxy_thread *t, enum request request);
@@ -236,6 +253,10 @@ static inline void set_state(struct proxy_thread *t, enum proxy_state state)
 {
     __atomic_store_n(&t->state, (int)state, __ATOMIC_RELAXED);
 }
+
+/* ---- at_exit.c */
+void at_exit_add(struct caller *caller);
+void at_exit_remove(const struct caller *caller);
 
 /* ---- thread.c */
 epx_status thread_open(struct proxy_thread *t);

@@ -132,6 +132,7 @@ static epx_status call_network(struct proxy_thread *t, enum request request)
 {
     switch (request) {
     case REQUEST_NONE:
+    case REQUEST_HALT: /* it has left the loop */
         break;
     case REQUEST_OPEN:
         return open_endpoint(t);
@@ -192,7 +193,7 @@ static void *thread_main(void *arg)
         if (t->request != REQUEST_NONE) {
             if (!serve_request(t))
                 break;
-        } else if (t->connected) {
+        } else if (t->connected && !t->halted) {
             pthread_mutex_unlock(&t->lock);
             thread_loop(t);
             pthread_mutex_lock(&t->lock);
@@ -200,11 +201,34 @@ static void *thread_main(void *arg)
             pthread_cond_wait(&t->changed, &t->lock); /* for the caller, who ends it by REQUEST_CLOSE */
         }
     }
+    t->ended = 1;
     pthread_mutex_unlock(&t->lock);
     return NULL;
 }
 
 /* ---- The caller --------------------------------------------------------------------------------------------- */
+
+/* The process ends. A thread that the library keeps is not told: it sees that it was abandoned when it returns. */
+static int halt(void *of)
+{
+    struct proxy_thread *t = of;
+    int away, wake;
+
+    if (pthread_equal(t->pthread, pthread_self()))
+        return 1; /* it is this thread that ends the process */
+    if (pthread_mutex_trylock(&t->lock))
+        return 0;
+    wake = !t->halted && !t->ended;
+    if (wake && t->request == REQUEST_NONE && !t->abandoned)
+        __atomic_store_n(&t->request, REQUEST_HALT, __ATOMIC_RELEASE); /* pairs with the acquire in thread_loop */
+    t->halted = 1;
+    away = t->ended || (!t->abandoned && t->request == REQUEST_NONE);
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+    if (wake && !t->abandoned)
+        thread_wake(t);
+    return away;
+}
 
 epx_status request_start(struct proxy_thread *t)
 {
@@ -223,6 +247,9 @@ epx_status request_start(struct proxy_thread *t)
     snprintf(name, sizeof(name), "epx-proxy-%d", t->index);
     status = cpu_thread_start(&t->pthread, name, thread_main, t);
     t->started = status == EPX_OK;
+    t->caller = (struct caller){.stays_away = halt, .of = t};
+    if (t->started)
+        at_exit_add(&t->caller);
     return status;
 }
 
@@ -264,10 +291,7 @@ struct budget budget_of(int ms)
     return (struct budget){.ms = ms, .left_ns = (uint64_t)ms * 1000000u, .last_ns = clock_ns()};
 }
 
-/* Takes the time since the last call from the budget, but no more than one check may take: where this thread did not
- * run, because the process was stopped or other threads had its core, the awaited thread did not run either. 0: nothing
- * is left. */
-static int spend(struct budget *b)
+int budget_spend(struct budget *b)
 {
     const uint64_t now = clock_ns(), passed = now - b->last_ns < SPEND_NS ? now - b->last_ns : SPEND_NS;
 
@@ -285,7 +309,7 @@ epx_status request_wait(struct proxy_thread *t, struct budget *budget)
     if (!t->started)
         return EPX_OK;
     pthread_mutex_lock(&t->lock);
-    while (t->request != REQUEST_NONE && spend(budget)) {
+    while (t->request != REQUEST_NONE && budget_spend(budget)) {
         const uint64_t until = clock_ns() + WAIT_NS;
         const struct timespec at = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
 
@@ -303,7 +327,7 @@ static int join_within(pthread_t thread, struct budget *budget)
 {
     int rc;
 
-    while ((rc = pthread_tryjoin_np(thread, NULL)) == EBUSY && spend(budget))
+    while ((rc = pthread_tryjoin_np(thread, NULL)) == EBUSY && budget_spend(budget))
         pause_ns(CHECK_NS);
     return rc;
 }
@@ -328,6 +352,7 @@ void request_free(struct proxy_thread *t)
 {
     if (!t->begun)
         return;
+    at_exit_remove(&t->caller);
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
 }
@@ -346,7 +371,7 @@ static int makes_progress(struct proxy_thread *t, int ms)
     for (int turn = 0; turn < TURNS_FOR_A_CORE; turn++) {
         struct budget budget = budget_of(ms);
 
-        while (__atomic_load_n(&t->iterations, __ATOMIC_RELAXED) == before && spend(&budget))
+        while (__atomic_load_n(&t->iterations, __ATOMIC_RELAXED) == before && budget_spend(&budget))
             pause_ns(CHECK_NS);
         if (__atomic_load_n(&t->iterations, __ATOMIC_RELAXED) != before)
             return 1;
@@ -382,8 +407,17 @@ struct guarded {
     epx_status (*fn)(void *arg);
     void *arg;
     epx_status status;
+    int ended; /* shared */
     char text[256];
+    struct caller caller;
 };
+
+static int has_returned(void *of)
+{
+    const struct guarded *call = of;
+
+    return __atomic_load_n(&call->ended, __ATOMIC_ACQUIRE); /* pairs with guarded_main */
+}
 
 static void *guarded_main(void *arg)
 {
@@ -394,6 +428,7 @@ static void *guarded_main(void *arg)
     call->status = call->fn(call->arg);
     sigactions_restore(&actions, "the network");
     snprintf(call->text, sizeof(call->text), "%s", call->status == EPX_OK ? "" : epx_last_error());
+    __atomic_store_n(&call->ended, 1, __ATOMIC_RELEASE); /* pairs with has_returned */
     return NULL;
 }
 
@@ -412,15 +447,18 @@ epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), vo
         return fail(EPX_ERR_MEMORY, "%s: no memory", what);
     call->fn = fn;
     call->arg = arg;
+    call->caller = (struct caller){.stays_away = has_returned, .of = call};
     status = cpu_thread_start(&thread, "epx-ask", guarded_main, call);
     if (status != EPX_OK)
         goto free_call;
+    at_exit_add(&call->caller);
     if (join_within(thread, &budget) != 0) {
         pthread_detach(thread);
         leak_on_purpose(call);
         *left = 1;
         return fail(EPX_ERR_TIMEOUT, "%s: the library has not returned within %d ms", what, ms);
     }
+    at_exit_remove(&call->caller);
     status = call->status == EPX_OK ? EPX_OK : fail(call->status, "%s", call->text);
 
 free_call:

@@ -57,6 +57,15 @@ static struct {
     int (*until)(void);        /* set before the trap; NULL: for ever */
 } blocking_trap;
 
+enum { BLOCKING_USED_AFTER_END = 3 };
+static atomic_int blocking_ended; /* the process ends, and the library has freed what its calls need */
+
+static inline void blocking_check_end(void)
+{
+    if (atomic_load(&blocking_ended))
+        _exit(BLOCKING_USED_AFTER_END);
+}
+
 static inline void blocking_set_trap(enum blocking_call call, int rank, int ms)
 {
     atomic_store(&blocking_trap.rank, rank);
@@ -69,6 +78,7 @@ static inline void blocking_enter(enum blocking_call call, int rank)
 {
     int expected = (int)call, ms;
 
+    blocking_check_end();
     if (atomic_load(&blocking_trap.call) != (int)call || (rank >= 0 && atomic_load(&blocking_trap.rank) != rank) ||
         !atomic_compare_exchange_strong(&blocking_trap.call, &expected, BLOCKING_NONE))
         return;
@@ -78,6 +88,7 @@ static inline void blocking_enter(enum blocking_call call, int rank)
         usleep(5000);
     usleep(ms < 0 ? 0 : (useconds_t)ms * 1000);
     atomic_fetch_add(&blocking_trap.back, 1);
+    blocking_check_end();
 }
 
 static inline epx_status blocking_probe(const char *provider, char *text, size_t bytes)

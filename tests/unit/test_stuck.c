@@ -30,6 +30,7 @@ struct scenario {
     int at_once; /* when the group is made; else when rank() says so */
     int enable_mask;
     int comes_back;                                                  /* from close, when that has been given up */
+    int ends_after;                                                  /* what the process does at exit counts */
     int (*rank)(struct fixture *s, const struct scenario *scenario); /* NULL: the group cannot be made */
 };
 
@@ -317,6 +318,52 @@ static int stuck_in_close(struct fixture *s, const struct scenario *scenario)
     return 0;
 }
 
+/* ---- At the end of the process --------------------------------------------------------------------------------- */
+
+static struct fixture *left_open[RANKS];
+static _Atomic uint64_t exit_began;
+
+/* The group is not destroyed. */
+static int leave_open(struct fixture *s, const struct scenario *scenario)
+{
+    (void)scenario;
+    return fixture_ll(s) || fixture_ht(s) || fixture_meet(s) ? -1 : 0;
+}
+
+static void begin_exit(void)
+{
+    atomic_store(&exit_began, clock_ns());
+}
+
+static int exit_is_under_way(void)
+{
+    const uint64_t began = atomic_load(&exit_began);
+
+    return began && ms_since(began) > 300;
+}
+
+/* A proxy that sleeps comes back within SLEEP_IDLE_NS of proxy/thread.c. Behind the destructors of EPX, which have no
+ * number, as those of a network's library are. */
+__attribute__((destructor(101))) static void end_the_library(void)
+{
+    const uint64_t began = atomic_load(&exit_began);
+
+    if (!began)
+        return;
+    if (ms_since(began) > slow_ms(END_MS) + slack_ms())
+        _exit(4);
+    atomic_store(&blocking_ended, 1);
+    usleep(500000);
+}
+
+/* Its proxy is given up in a call, which returns when the process has begun to end. */
+static int stuck_until_the_exit(struct fixture *s, const struct scenario *scenario)
+{
+    if (s->rank == LAST)
+        blocking_trap.until = exit_is_under_way;
+    return stuck_at_work(s, scenario);
+}
+
 /* ---- Processes --------------------------------------------------------------------------------------------------- */
 
 static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
@@ -350,6 +397,10 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     }
     if (rc)
         fprintf(stderr, "rank %d, %s: %s\n", rank, blocking_calls[scenario->call], s->why);
+    if (scenario->rank == leave_open) {
+        left_open[rank] = s;
+        return rc;
+    }
     fixture_close(s);
     free(s);
     return rc;
@@ -380,7 +431,9 @@ static pid_t begin(const struct scenario *scenario, int first)
         blocking_set_trap(scenario->call, LAST, blocks_ms(scenario));
     if (run_ranks(RANKS, run_rank, (void *)(uintptr_t)scenario) != 0)
         leave(1, first);
-    if (atomic_load(&blocking_trap.blocked) != 1) {
+    if (scenario->ends_after)
+        atexit(begin_exit);
+    if (atomic_load(&blocking_trap.blocked) != (scenario->call != BLOCKING_NONE)) {
         fprintf(stderr, "%s: nothing blocked\n", blocking_calls[scenario->call]);
         leave(1, first);
     }
@@ -467,6 +520,18 @@ static void stuck_at_the_end_of_a_group(void **state)
     ALL_PASS(scenarios);
 }
 
+/* With a group that was not destroyed; with a thread that comes back in time; with one that does not. */
+static void nobody_is_in_the_network_when_libraries_end(void **state)
+{
+    static const struct scenario scenarios[] = {
+        {.call = BLOCKING_NONE, .rank = leave_open, .ends_after = 1},
+        {.call = BLOCKING_POLL, .ms = -1, .rank = stuck_until_the_exit, .ends_after = 1},
+        {.call = BLOCKING_PUT, .ms = -1, .rank = stuck_at_work, .ends_after = 1}};
+
+    (void)state;
+    ALL_PASS(scenarios);
+}
+
 static void slow_is_not_stuck(void **state)
 {
     static const struct scenario scenarios[] = {{.call = BLOCKING_PUT, .ms = 500, .rank = only_slow},
@@ -489,4 +554,5 @@ static void back_after_the_deadline(void **state)
 }
 
 UNIT_TESTS(stuck_while_a_group_is_made, stuck_while_a_group_works, survivors_go_on_without_the_stuck,
-           stuck_while_a_group_starts_over, stuck_at_the_end_of_a_group, slow_is_not_stuck, back_after_the_deadline)
+           stuck_while_a_group_starts_over, stuck_at_the_end_of_a_group, nobody_is_in_the_network_when_libraries_end,
+           slow_is_not_stuck, back_after_the_deadline)
