@@ -176,7 +176,7 @@ static int start_over(struct fixture *s, epx_status (*call)(epx_group *group))
     if (call(s->group) != EPX_OK)
         return fixture_fail(s, "going on without the dead rank");
     /* Others may come a deadline later: they were waiting for it. */
-    if (clock_ns() - begin > 2 * (uint64_t)slow_ms(DEADLINE_MS) * 1000000u)
+    if (slow_late(begin, 2 * DEADLINE_MS))
         return fixture_fail(s, "it was waited for");
     if (epx_group_error(s->group, NULL) != EPX_OK)
         return fixture_fail(s, "there is still an error");
@@ -193,9 +193,7 @@ static int go_on(struct fixture *s)
     for (int i = 0; i < 5; i++)
         if (fixture_ll(s) || fixture_ht(s))
             return -1;
-    return clock_ns() - begin < (uint64_t)slow_ms(DEADLINE_MS) * 1000000u
-               ? 0
-               : fixture_fail(s, "the dead rank is waited for");
+    return slow_late(begin, DEADLINE_MS) ? fixture_fail(s, "the dead rank is waited for") : 0;
 }
 
 static epx_status clean(epx_group *group)
@@ -401,7 +399,7 @@ static int tell_one(struct fixture *s, int cleans)
         s->w.round = 50;
         good = fixture_ll(s) == 0 && mask[1] && mask[2] && mask[3];
     }
-    if (!good || clock_ns() - begin > (uint64_t)slow_ms(DEADLINE_MS) * 1000000)
+    if (!good || slow_late(begin, DEADLINE_MS))
         return fixture_fail(s, "the ranks that live do not go on together at once");
     return survivors_meet();
 }

@@ -96,7 +96,7 @@ static int gather_in_vain(struct membership *m, const struct part *p, int rank)
     char mine = 0, all[N];
     const epx_status status = membership_allgather(m, &mine, all, 1);
 
-    if (status == p->gathers && clock_ns() - begin < (uint64_t)slow_ms(10000) * 1000000u)
+    if (status == p->gathers && !slow_late(begin, 10000))
         return has_words(p, rank);
     fprintf(stderr, "rank %d: expected %s, got %s\n", rank, epx_strerror(p->gathers), epx_strerror(status));
     return -1;

@@ -50,11 +50,12 @@ static int64_t ms_since(uint64_t start)
     return (int64_t)((clock_ns() - start) / 1000000u);
 }
 
-static int slack_ms(void)
+/* It took longer than that, and some time for what is no waiting. */
+static int is_late(uint64_t start, int ms)
 {
     const char *sanitize = getenv("EPX_SANITIZE");
 
-    return slow_ms(SLACK_MS) * (sanitize && sanitize[0] ? 4 : 1);
+    return slow_late(start, ms + SLACK_MS * (sanitize && sanitize[0] ? 4 : 1));
 }
 
 /* The message names the rank and the network, and says that the proxy is blocked. */
@@ -105,7 +106,7 @@ static int end_says_why(struct fixture *s, const struct scenario *scenario, epx_
     if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()) ||
         !strstr(epx_last_error(), state_of(scenario->call)))
         return complain(s, "epx_group_destroy");
-    if (ms_since(start) > slow_ms(END_MS) + slack_ms())
+    if (is_late(start, END_MS))
         return complain(s, "epx_group_destroy took too long");
     return 0;
 }
@@ -125,7 +126,7 @@ static int end_stuck(struct fixture *s, const struct scenario *scenario)
     start = clock_ns();
     if (epx_group_error_clear(s->group) != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()))
         return complain(s, "epx_group_error_clear");
-    if (ms_since(start) > slack_ms())
+    if (is_late(start, 0))
         return complain(s, "epx_group_error_clear took too long");
     start = clock_ns();
     return end_says_why(s, scenario, destroy(s), start);
@@ -169,7 +170,7 @@ static int block_and_fail(struct fixture *s, const struct scenario *scenario)
 
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return complain(s, "updates with a stuck network, or that miss a rank");
-    if (ms_since(start) > slow_ms(DEADLINE_MS) + slack_ms())
+    if (is_late(start, DEADLINE_MS))
         return complain(s, "the updates took too long");
     return 0;
 }
@@ -276,9 +277,9 @@ static int stuck_starting_over(struct fixture *s, const struct scenario *scenari
         s->group = NULL;
         if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()))
             return complain(s, "epx_group_destroy");
-        return ms_since(start) > slow_ms(DEADLINE_MS + END_MS) + slack_ms() ? complain(s, "it took too long") : 0;
+        return is_late(start, DEADLINE_MS + END_MS) ? complain(s, "it took too long") : 0;
     }
-    if (ms_since(start) > slow_ms(2 * DEADLINE_MS + END_MS) + slack_ms())
+    if (is_late(start, 2 * DEADLINE_MS + END_MS))
         return complain(s, "epx_group_error_clear took too long");
     if (!scenario->enable_mask)
         return status == EPX_ERR_PEER || status == EPX_ERR_TIMEOUT ? 0 : complain(s, "epx_group_error_clear");
@@ -350,7 +351,7 @@ __attribute__((destructor(101))) static void end_the_library(void)
 
     if (!began)
         return;
-    if (ms_since(began) > slow_ms(END_MS) + slack_ms())
+    if (is_late(began, END_MS))
         _exit(4);
     atomic_store(&blocking_ended, 1);
     usleep(500000);
@@ -390,7 +391,7 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         else if (!strstr(epx_last_error(), "has not returned") ||
                  (scenario->call != BLOCKING_PROBE && !strstr(epx_last_error(), "rank 3")))
             rc = complain(s, "epx_group_create does not say why");
-        else if (ms_since(start) > slow_ms(DEADLINE_MS + END_MS) + slack_ms())
+        else if (is_late(start, DEADLINE_MS + END_MS))
             rc = complain(s, "epx_group_create took too long");
         else if (rank == LAST && scenario->call != BLOCKING_PROBE && status != EPX_ERR_TIMEOUT)
             rc = complain(s, "epx_group_create of the stuck rank");
