@@ -11,6 +11,7 @@ from unittest import mock
 
 import deep_ep
 import epx
+import slow
 import torch
 import torch.distributed as dist
 from ranks_lifetime import dispatch, new_buffer
@@ -86,7 +87,7 @@ def test_destroy_waits_for_no_rank_for_ever(world: World) -> None:
             assert not group.alive
         else:
             buffer.destroy()
-            assert time.monotonic() - begin < int(deadline) / 2000  # nobody else waits
+            assert not slow.late(time.monotonic() - begin, 0.75, int(deadline) / 1500)  # nobody else waits
         world.meet()
 
 
@@ -234,6 +235,6 @@ def test_finalizers_wait_for_no_rank(world: World) -> None:
         with no_noise():
             del buffer
             took = time.monotonic() - begin
-            assert took < int(deadline) / 2000, took
+            assert not slow.late(took, 0.5, int(deadline) / 1000), took
             assert ends(group)
         world.meet()

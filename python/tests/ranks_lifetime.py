@@ -15,6 +15,7 @@ from unittest import mock
 
 import deep_ep
 import epx
+import slow
 import torch
 import torch.distributed as dist
 from deep_ep._layout import LayoutPlan
@@ -393,7 +394,8 @@ def interrupted(second: float) -> Iterator[None]:
         yield
         raise AssertionError("the wait was not interrupted")
     except KeyboardInterrupt:
-        assert time.monotonic() - came[0] < second, time.monotonic() - came[0]
+        took = time.monotonic() - came[0]
+        assert not slow.late(took, 1, second), took
     timer.join()
 
 

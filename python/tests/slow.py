@@ -14,3 +14,9 @@ def factor() -> float:
     while time.thread_time() - busy < SAMPLE_S:
         pass
     return min(max((time.monotonic() - start) / SAMPLE_S / TOLERATED, 1.0), MOST)
+
+
+def late(seconds: float, limit: float, before: float) -> bool:
+    """Did what is over take longer than the limit, on a machine as slow as it was `before`, a factor(), or as slow as
+    it is now? Deadlines cannot grow while ranks have them; other programs may have begun since."""
+    return seconds > limit * before and seconds > limit * factor()
