@@ -135,7 +135,7 @@ if [ -z "$result" ]; then
 fi
 read -r passed failed skipped <<<"$result"
 if [ "$failed" -ne 0 ] || [ -n "${EPX_RXE_TESTS:-}" ]; then
-    sed -n '/^EPX-RXE-BEGIN/,$p' "$work/log" | tail -300
+    sed -n '/EPX-RXE-BEGIN/,$p' "$work/log" | tail -300
 else
     grep -E '^(passed|skipped): ' "$work/log" || true
 fi
