@@ -76,6 +76,9 @@ class Gathers:
         self._session: Optional[object] = None
         self._used, self._count = 0, 0
         self._pending: List[_Place] = []
+        # Of the session. The communication stream uses them when the caller has dropped them: the heap would give their
+        # memory to the caller, who writes what is to be gathered next, on the current stream.
+        self._made: List[_Place] = []
         self._captured: List[_Place] = []  # that graphs write to whenever they are replayed
 
     def begin(self) -> None:
@@ -85,10 +88,13 @@ class Gathers:
         self._session, self._used, self._count = object(), 0, 0
 
     def end(self) -> None:
-        """Ends the session."""
+        """Ends the session. Its memory is used again behind its all-gathers, which the current stream waits for."""
         self._need_session("destroy_agrs_session")
         self._session = None
+        if self._device.type != "cpu" and not self._mover.capturing():
+            torch.cuda.current_stream(self._device).wait_stream(comm_stream(self._device))
         self._pending.clear()
+        self._made.clear()
 
     def _need_session(self, call: str) -> None:
         if self._session is None:
@@ -106,6 +112,7 @@ class Gathers:
                 self._limits[0], used))
         places = [_Place(self._heap, self._device, ranks, *one) for one in wanted]
         self._used = used
+        self._made.extend(places)
         return places
 
     def inplace(self, shapes: Shapes, dtype: torch.dtype) -> Union[torch.Tensor, Tuple[torch.Tensor, ...]]:
@@ -206,6 +213,7 @@ class Gathers:
     def close(self, wait: bool) -> None:
         """Destroys the group. Local."""
         self._pending.clear()
+        self._made.clear()
         self._captured.clear()
         self._heap.close()
         self._mover.close(wait)

@@ -2,6 +2,9 @@
 """ElasticBuffer beside dispatch and combine: sizes, names, barrier, lifetime, Engram, pipeline, all-gather."""
 
 import contextlib
+import copy
+import ctypes
+import functools
 import gc
 import inspect
 import io
@@ -18,8 +21,11 @@ import epx
 import torch
 import torch.distributed as dist
 from deep_ep import _elastic_meeting
+from deep_ep import elastic as elastic_module
+from deep_ep._elastic_gather import Gathers
 from deep_ep._elastic_meeting import Meeting
 from deep_ep._elastic_move import default_device
+from deep_ep._memory import CudaHeap
 from ranks_elastic import HIDDEN, elastic, make_work, send
 from reference import same_bits
 from suite import World, environment, refused
@@ -581,8 +587,8 @@ def test_pipeline_between_nodes(world: World) -> None:
         check_pipeline(world)
 
 
-def test_all_gather(world: World) -> None:
-    """[R] 6: one and several tensors, in place or not, waited for in any order, session after session."""
+def check_all_gather(world: World) -> None:
+    """Sessions of gathers, all of them queued before the first is waited for."""
     dtype, ranks = torch.bfloat16, world.nranks
     with elastic(world, num_bytes=BIG) as buffer:
         buffer.agrs_set_config(16 << 20, 16)
@@ -630,6 +636,68 @@ def test_all_gather(world: World) -> None:
         done()
         assert torch.equal(all_ranks.cpu()[:, 0, 0].float(), torch.arange(ranks).float())
         buffer.destroy_agrs_session()
+
+
+def test_all_gather(world: World) -> None:
+    """[R] 6: one and several tensors, in place or not, waited for in any order, session after session."""
+    check_all_gather(world)
+
+
+class LateGathers(Gathers):
+    """On the CPU, with memory as on a GPU, and a communication stream that runs when somebody waits for it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._heap = CudaHeap(self._mover.group, self._device)
+        self._late: List[Callable[[], None]] = []
+
+    def _flush(self) -> None:
+        while self._late:
+            self._late.pop(0)()
+        self._mover.settle()
+
+    def end(self) -> None:
+        self._flush()  # test_cuda_streams.test_a_session_ends_behind_its_all_gathers
+        super().end()
+
+    @staticmethod
+    def _queued(place: Any) -> Any:
+        """The place as queued work has it, which keeps no memory."""
+        queued = copy.copy(place)
+        memory = (ctypes.c_uint8 * place.flat.numel()).from_address(place.flat.data_ptr())
+        queued.flat = torch.frombuffer(memory, dtype=torch.uint8).view(place.flat.shape)
+        return queued
+
+    def _send(self, t: torch.Tensor, place: Any, stream: Any) -> None:
+        queued = self._queued(place)
+        inplace = t.data_ptr() == place.mine(self._engine.rank).data_ptr()
+        self._late.append(functools.partial(
+            super()._send, queued.mine(self._engine.rank) if inplace else t, queued, stream))
+
+    def _results(self, places: Any, stream: Any) -> List[torch.Tensor]:
+        results = []
+        for place in places:
+            result = place.gathered()
+            if place.part != place.nbytes:  # a copy, which is queued too
+                self._late.append(functools.partial(self._copy, result, self._queued(place).flat[:, :place.nbytes]))
+            results.append(result)
+        return results
+
+    def _copy(self, result: torch.Tensor, rows: torch.Tensor) -> None:
+        self._mover.settle()
+        result.view(self._engine.nranks, -1).view(torch.uint8).copy_(rows)
+
+    def _handle(self, stream: Any) -> Callable[[], None]:
+        return self._flush
+
+
+def test_all_gather_behind_a_late_stream(world: World) -> None:
+    """[R] 6: memory of a gather that is under way is given to nobody."""
+    world.only("cpu")
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False), \
+            mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True), \
+            mock.patch.object(elastic_module, "Gathers", LateGathers):
+        check_all_gather(world)
 
 
 def is_refused(call: Callable[[], Any], what: str) -> bool:

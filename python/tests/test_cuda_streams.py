@@ -2,6 +2,7 @@
 """deep_ep's rules for the streams of its calls."""
 
 import os
+import types
 import unittest
 from unittest import mock
 
@@ -9,6 +10,7 @@ import deep_ep
 import epx
 import torch
 from deep_ep import _elastic_streams, _high_throughput
+from deep_ep._elastic_gather import Gathers
 from deep_ep._elastic_pipeline import Sizes
 from deep_ep._streams import CudaLaunch
 from deep_ep.utils import EventHandle
@@ -105,6 +107,16 @@ class Streams(Played):
             self.assertEqual([tensor.name for tensor in event.extra_tensors or ()], [] if recorded else ["in", "out"])
             event.current_stream_wait(release_handle=True)
             self.assertIsNone(event.extra_tensors)
+
+    def test_a_session_ends_behind_its_all_gathers(self) -> None:
+        """Then the heap has their memory again. A caller need not have waited for them."""
+        gathers = Gathers.__new__(Gathers)
+        gathers._device = types.SimpleNamespace(type="cuda", index=0)  # type: ignore[assignment]
+        gathers._mover = types.SimpleNamespace(capturing=lambda: capturing[0])  # type: ignore[assignment]
+        gathers._session, gathers._pending, gathers._made = object(), [], [Tensor("place")]  # type: ignore[list-item]
+        with mock.patch.dict(_elastic_streams._comm_streams, {0: comm}):  # type: ignore[dict-item]
+            gathers.end()
+        self.assertEqual((story, gathers._made), (["current waits for comm"], []))
 
 
 class Interrupted(unittest.TestCase):
