@@ -174,12 +174,12 @@ fi
 hosts_down
 
 # link_fails NAME DOWN UP: commands that cut the link of the last host and mend it
-# The link is down until all ranks have noticed. Connections of the bootstrap are to outlive that: they are lost after
-# 25 s without an answer (src/boot/socket.c), however slow this machine is.
+# The link is down until all ranks have noticed. Connections of the bootstrap are to outlive that: they are lost 25 s
+# after the last answer (src/boot/socket.c), which may be 10 s before the cut, however slow this machine is.
 link_fails() {
     local deadline
     deadline=$(slow 3000)
-    [ "$deadline" -lt 12000 ] || deadline=12000
+    [ "$deadline" -lt 8000 ] || deadline=8000
     start 2 --until-fault $HANGS_S --timeout-ms "$deadline" --tokens 16 --hidden 512 --recover --rounds 2
     if ! until_said running; then
         fail "$1: the ranks did not start"
