@@ -592,12 +592,19 @@ static int too_many_guesses(struct ofi_net *n)
     return 1;
 }
 
+/* A rank that has just connected has its hello in the queue, and would be shut with the strangers. It is read first,
+ * unless so much else comes that the queue does not get empty. */
+static int hellos_may_wait(const struct ofi_net *n, int drained)
+{
+    return n->awaited && !drained && n->refused % OFI_REFUSED_STEP < OFI_REFUSED_STEP / 4;
+}
+
 /* What is due before the next arrivals are believed. */
-static void check_strangers(struct ofi_net *n)
+static void check_strangers(struct ofi_net *n, int drained)
 {
     if (n->door == OFI_DOOR_UNKNOWN)
         ofi_door_set(n, n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED);
-    if (n->shut_due && (!n->unnamed || n->refused >= OFI_REFUSED_STEP))
+    if (n->shut_due && (!n->unnamed || n->refused >= OFI_REFUSED_STEP) && !hellos_may_wait(n, drained))
         n->shut_due = !ofi_shut_strangers(n, 1);
 }
 
@@ -605,7 +612,7 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
 {
     struct ofi_net *n = of(net);
     struct fi_cq_data_entry entries[OFI_BATCH];
-    int used = 0, seen = 0;
+    int used = 0, seen = 0, drained = 0;
 
     if (n->hellos)
         send_hellos(n);
@@ -622,14 +629,15 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
             take_error(n);
         else if (got && got != -FI_EAGAIN)
             return -to_errno((int)-got);
-        if (got < want)
+        drained = got < want;
+        if (drained)
             break;
         seen += want;
     }
     if (!used && n->inflight && !(++n->idle_polls & 63))
         check_deadlines(n);
     if (n->door == OFI_DOOR_UNKNOWN || n->shut_due)
-        check_strangers(n);
+        check_strangers(n, drained);
     if (n->awaited && n->tokens)
         ofi_look_around(n);
     if (n->refused_news && too_many_guesses(n))
