@@ -258,7 +258,8 @@ EPX_API epx_status epx_group_ticket(epx_group *group, char *text, size_t bytes);
 EPX_API epx_status epx_group_join(epx_group **group, const char *ticket, int rank, const epx_group_config *config,
                                   int timeout_ms);
 /* Local: waits for the group's queued work, which deadlines bound, then frees everything, including handles, events
- * and streams. Ranks that are still at work do not miss this one. EPX_ERR_TIMEOUT: the group is destroyed all the
+ * and streams. Ranks that are still at work do not miss this one; of a process that ends without this call they may
+ * miss the last writes. EPX_ERR_TIMEOUT: the group is destroyed all the
  * same, but a thread has not returned from the network's library; memory that it may still use, including the heap,
  * stays allocated until the process ends. */
 EPX_API epx_status epx_group_destroy(epx_group *group);

@@ -96,7 +96,7 @@ struct peer {
 enum { POLL_MAX = 64, TAKE_MAX = 256, POST_MAX = 256 };
 
 /* What a caller asks of the thread that owns the endpoint. */
-enum request { REQUEST_NONE, REQUEST_OPEN, REQUEST_REGISTER, REQUEST_CONNECT, REQUEST_CLOSE, REQUEST_HALT };
+enum request { REQUEST_NONE, REQUEST_OPEN, REQUEST_REGISTER, REQUEST_CONNECT, REQUEST_CLOSE };
 
 /* Where a thread is. Messages about a blocked thread name it. */
 enum proxy_state {
@@ -115,8 +115,8 @@ enum proxy_state {
 
 /* Whoever may be in a network's library when the process ends. */
 struct caller {
-    /* Tells the thread to call the network no more. 1: it is not there, and does not go there again. Waits for nothing.
-     */
+    /* Once at_exit_began(): tells the thread to leave the network. 1: it is not there, and does not go there again.
+     * Waits for nothing. */
     int (*stays_away)(void *of);
     void *of;
     struct caller *next;
@@ -175,11 +175,12 @@ struct proxy_thread {
     int begun, started;
     pthread_mutex_t lock;   /* protects what follows; never held during a call of the network */
     pthread_cond_t changed; /* request, abandoned */
-    int request;            /* enum request; also read without the lock, after each iteration */
+    int request;            /* enum request */
+    int called;             /* for a request, or as the process ends; also read without the lock, by the loop */
     int abandoned;          /* the caller no longer waits for this thread; written once, by the caller */
     int connected;          /* the loop runs between requests */
-    int halted;             /* it does not any more: the process ends (at_exit.c) */
-    int ended;              /* the thread calls nothing any more */
+    int inside;             /* the thread may be in the network's library */
+    int ended;              /* it calls nothing any more */
     epx_status outcome;     /* of the last request, and its message */
     char text[256];
     struct proxy_address own_address;     /* filled by REQUEST_REGISTER */
@@ -255,12 +256,15 @@ static inline void set_state(struct proxy_thread *t, enum proxy_state state)
 }
 
 /* ---- at_exit.c */
+/* Non-zero: libraries are being ended, and no call of the network may begin. To be asked with the lock held under which
+ * a caller's stays_away() then finds that the thread is inside; or behind at_exit_add(). */
+int at_exit_began(void);
 void at_exit_add(struct caller *caller);
 void at_exit_remove(const struct caller *caller);
 
 /* ---- thread.c */
 epx_status thread_open(struct proxy_thread *t);
-/* Runs until a request is submitted. */
+/* Runs until the thread is called. */
 void thread_loop(struct proxy_thread *t);
 void thread_pin(const struct proxy_thread *t);
 void thread_wake(struct proxy_thread *t);

@@ -15,6 +15,7 @@
  * endpoint, the heap (proxy_close and its callers see to that). The lock is never held during a call of the network.
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -132,7 +133,6 @@ static epx_status call_network(struct proxy_thread *t, enum request request)
 {
     switch (request) {
     case REQUEST_NONE:
-    case REQUEST_HALT: /* it has left the loop */
         break;
     case REQUEST_OPEN:
         return open_endpoint(t);
@@ -160,7 +160,8 @@ static epx_status run(struct proxy_thread *t, enum request request)
     return status;
 }
 
-/* Called with the lock held, and releases it during the call. 0: the thread is to end. */
+/* Called with the lock held, and releases it during the call. 0: the thread is to end. A request that comes as the
+ * process ends is not served: who waits for it has a deadline. */
 static int serve_request(struct proxy_thread *t)
 {
     const enum request request = (enum request)t->request;
@@ -175,7 +176,8 @@ static int serve_request(struct proxy_thread *t)
     t->outcome = status;
     snprintf(t->text, sizeof(t->text), "%s", status == EPX_OK ? "" : epx_last_error());
     t->connected |= request == REQUEST_CONNECT && status == EPX_OK;
-    __atomic_store_n(&t->request, REQUEST_NONE, __ATOMIC_RELAXED);
+    t->request = REQUEST_NONE;
+    __atomic_store_n(&t->called, 0, __ATOMIC_RELAXED);
     pthread_cond_broadcast(&t->changed);
     return request != REQUEST_CLOSE;
 }
@@ -183,21 +185,23 @@ static int serve_request(struct proxy_thread *t)
 static void *thread_main(void *arg)
 {
     struct proxy_thread *t = arg;
+    int stays = 1;
 
     log_set_rank(t->group->options.rank);
     __atomic_store_n(&t->tid, (int)gettid(), __ATOMIC_RELAXED);
     if (t->group->options.pin)
         thread_pin(t);
     pthread_mutex_lock(&t->lock);
-    while (!t->abandoned) {
-        if (t->request != REQUEST_NONE) {
-            if (!serve_request(t))
-                break;
-        } else if (t->connected && !t->halted) {
+    while (!t->abandoned && stays) {
+        t->inside = !at_exit_began();
+        if (t->inside && t->request != REQUEST_NONE) {
+            stays = serve_request(t);
+        } else if (t->inside && t->connected) {
             pthread_mutex_unlock(&t->lock);
             thread_loop(t);
             pthread_mutex_lock(&t->lock);
         } else {
+            t->inside = 0;
             pthread_cond_wait(&t->changed, &t->lock); /* for the caller, who ends it by REQUEST_CLOSE */
         }
     }
@@ -208,8 +212,21 @@ static void *thread_main(void *arg)
 
 /* ---- The caller --------------------------------------------------------------------------------------------- */
 
-/* The process ends. A thread that the library keeps is not told: it sees that it was abandoned when it returns. */
-static int halt(void *of)
+/* With the lock held: the loop ends. */
+static void call_thread(struct proxy_thread *t)
+{
+    __atomic_store_n(&t->called, 1, __ATOMIC_RELEASE); /* pairs with the acquire in thread_loop */
+    pthread_cond_broadcast(&t->changed);
+}
+
+/* Libraries may have destructors that run when a thread ends. */
+static int has_gone(int tid)
+{
+    return tid && tgkill(getpid(), tid, 0) != 0 && errno == ESRCH;
+}
+
+/* The process ends. */
+static int leave_network(void *of)
 {
     struct proxy_thread *t = of;
     int away, wake;
@@ -218,14 +235,12 @@ static int halt(void *of)
         return 1; /* it is this thread that ends the process */
     if (pthread_mutex_trylock(&t->lock))
         return 0;
-    wake = !t->halted && !t->ended;
-    if (wake && t->request == REQUEST_NONE && !t->abandoned)
-        __atomic_store_n(&t->request, REQUEST_HALT, __ATOMIC_RELEASE); /* pairs with the acquire in thread_loop */
-    t->halted = 1;
-    away = t->ended || (!t->abandoned && t->request == REQUEST_NONE);
-    pthread_cond_broadcast(&t->changed);
+    away = t->ended ? has_gone(t->tid) : !t->inside;
+    wake = !t->ended && t->inside && !t->called && !t->abandoned; /* one that was abandoned wakes, if ever, by itself */
+    if (wake)
+        call_thread(t);
     pthread_mutex_unlock(&t->lock);
-    if (wake && !t->abandoned)
+    if (wake)
         thread_wake(t);
     return away;
 }
@@ -247,7 +262,7 @@ epx_status request_start(struct proxy_thread *t)
     snprintf(name, sizeof(name), "epx-proxy-%d", t->index);
     status = cpu_thread_start(&t->pthread, name, thread_main, t);
     t->started = status == EPX_OK;
-    t->caller = (struct caller){.stays_away = halt, .of = t};
+    t->caller = (struct caller){.stays_away = leave_network, .of = t};
     if (t->started)
         at_exit_add(&t->caller);
     return status;
@@ -264,8 +279,8 @@ void request_submit(struct proxy_thread *t, enum request request)
     if (!t->started)
         return;
     pthread_mutex_lock(&t->lock);
-    __atomic_store_n(&t->request, request, __ATOMIC_RELEASE); /* pairs with the acquire in thread_loop */
-    pthread_cond_broadcast(&t->changed);
+    t->request = (int)request;
+    call_thread(t);
     pthread_mutex_unlock(&t->lock);
     thread_wake(t);
 }
@@ -407,7 +422,7 @@ struct guarded {
     epx_status (*fn)(void *arg);
     void *arg;
     epx_status status;
-    int ended; /* shared */
+    int tid; /* shared: the kernel's id of the thread, once it has returned */
     char text[256];
     struct caller caller;
 };
@@ -416,7 +431,7 @@ static int has_returned(void *of)
 {
     const struct guarded *call = of;
 
-    return __atomic_load_n(&call->ended, __ATOMIC_ACQUIRE); /* pairs with guarded_main */
+    return has_gone(__atomic_load_n(&call->tid, __ATOMIC_ACQUIRE)); /* pairs with guarded_main */
 }
 
 static void *guarded_main(void *arg)
@@ -428,7 +443,7 @@ static void *guarded_main(void *arg)
     call->status = call->fn(call->arg);
     sigactions_restore(&actions, "the network");
     snprintf(call->text, sizeof(call->text), "%s", call->status == EPX_OK ? "" : epx_last_error());
-    __atomic_store_n(&call->ended, 1, __ATOMIC_RELEASE); /* pairs with has_returned */
+    __atomic_store_n(&call->tid, (int)gettid(), __ATOMIC_RELEASE); /* pairs with has_returned */
     return NULL;
 }
 
@@ -448,20 +463,21 @@ epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), vo
     call->fn = fn;
     call->arg = arg;
     call->caller = (struct caller){.stays_away = has_returned, .of = call};
-    status = cpu_thread_start(&thread, "epx-ask", guarded_main, call);
-    if (status != EPX_OK)
-        goto free_call;
     at_exit_add(&call->caller);
+    status = at_exit_began() ? fail(EPX_ERR_SYSTEM, "%s: the process ends", what)
+                             : cpu_thread_start(&thread, "epx-ask", guarded_main, call);
+    if (status != EPX_OK)
+        goto forget_call;
     if (join_within(thread, &budget) != 0) {
         pthread_detach(thread);
         leak_on_purpose(call);
         *left = 1;
         return fail(EPX_ERR_TIMEOUT, "%s: the library has not returned within %d ms", what, ms);
     }
-    at_exit_remove(&call->caller);
     status = call->status == EPX_OK ? EPX_OK : fail(call->status, "%s", call->text);
 
-free_call:
+forget_call:
+    at_exit_remove(&call->caller);
     free(call);
     return status;
 }

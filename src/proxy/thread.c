@@ -82,7 +82,7 @@ static void sleep_on_fds(struct proxy_thread *t)
 
     /* S1: pairs with the exchange of cpu_env_ring, which producers call. */
     __atomic_exchange_n(&t->ring.dev.bell->waiters, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&t->request, __ATOMIC_ACQUIRE)) /* pairs with request_submit */
+    if (__atomic_load_n(&t->called, __ATOMIC_ACQUIRE)) /* pairs with call_thread */
         return;
     if (stop_asked(t) && !t->stopping)
         return;
@@ -138,7 +138,7 @@ void thread_loop(struct proxy_thread *t)
     uint64_t idle_since = 0, now;
     int idle = 0;
 
-    while (!__atomic_load_n(&t->request, __ATOMIC_ACQUIRE)) { /* pairs with request_submit */
+    while (!__atomic_load_n(&t->called, __ATOMIC_ACQUIRE)) { /* pairs with call_thread */
         const int busy = proxy_progress(t);
 
         t->spurious_wakes = t->events ? 0 : t->spurious_wakes + t->net_woke;

@@ -7,6 +7,7 @@
  * Each scenario is a process of its own with four ranks as threads, two to a node; the last rank's network is the bad
  * one. ctest: cost=45 labels=processes,noclang sleeps
  */
+#include <pthread.h>
 #include <sys/wait.h>
 
 #include "group/abort.h"
@@ -29,8 +30,9 @@ struct scenario {
     int ms;      /* how long it blocks; -1 = for ever, or until rank() says so */
     int at_once; /* when the group is made; else when rank() says so */
     int enable_mask;
-    int comes_back;                                                  /* from close, when that has been given up */
-    int ends_after;                                                  /* what the process does at exit counts */
+    int comes_back; /* from close, when that has been given up */
+    int ends_after; /* what the process does at exit counts */
+    int late; /* the last rank waits before this all-gather of a creation, of three, until libraries have been ended */
     int (*rank)(struct fixture *s, const struct scenario *scenario); /* NULL: the group cannot be made */
 };
 
@@ -365,6 +367,39 @@ static int stuck_until_the_exit(struct fixture *s, const struct scenario *scenar
     return stuck_at_work(s, scenario);
 }
 
+static atomic_int late_waits;
+
+struct late_boot {
+    epx_bootstrap inner;
+    int left;
+};
+
+static int late_allgather(void *context, const void *mine, void *all, size_t bytes)
+{
+    struct late_boot *boot = context;
+
+    if (--boot->left == 0) {
+        atomic_store(&late_waits, 1);
+        while (!atomic_load(&blocking_ended))
+            usleep(1000);
+    }
+    return boot->inner.allgather(boot->inner.context, mine, all, bytes);
+}
+
+/* The process ends meanwhile. */
+static int create_late(int rank, epx_bootstrap *boot, const epx_group_config *config, int late)
+{
+    struct late_boot wrapped = {.inner = *boot, .left = late};
+    epx_bootstrap given = *boot;
+    epx_group *group = NULL;
+
+    given.allgather = late_allgather;
+    given.context = &wrapped;
+    (void)epx_group_create(&group, rank == LAST ? &given : boot, config);
+    pause(); /* this process has ended, or should have */
+    return -1;
+}
+
 /* ---- Processes --------------------------------------------------------------------------------------------------- */
 
 static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
@@ -380,6 +415,8 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     config.ranks_per_node = 2;
     config.enable_mask = scenario->enable_mask;
     snprintf(config.net, sizeof(config.net), "%s", scenario->call == BLOCKING_PROBE ? "auto" : "blocking_net");
+    if (scenario->late)
+        return create_late(rank, boot, &config, scenario->late);
     if (scenario->rank) {
         rc = fixture_open(s, rank, n, boot, &config) || scenario->rank(s, scenario);
     } else {
@@ -407,13 +444,36 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return rc;
 }
 
+static void *run_scenario(void *scenario)
+{
+    (void)run_ranks(RANKS, run_rank, scenario);
+    return NULL;
+}
+
+/* Returns while the ranks make their group. */
+static void begin_creation(const struct scenario *scenario)
+{
+    pthread_t thread;
+
+    if (pthread_create(&thread, NULL, run_scenario, (void *)(uintptr_t)scenario) != 0)
+        _exit(1);
+    for (int ms = 0; !atomic_load(&late_waits); ms++) {
+        if (ms > slow_ms(DEADLINE_MS)) {
+            fprintf(stderr, "a creation has fewer all-gathers than %d\n", scenario->late);
+            _exit(1);
+        }
+        usleep(1000);
+    }
+    usleep(100000); /* the others come as far */
+}
+
 /* As programs do: with what runs at exit, leak checks among it; where these take seconds, one scenario of a test is
- * enough. */
-static void leave(int status, int first)
+ * enough, if it is not the exit that is tested. */
+static void leave(int status, int needed)
 {
     const char *sanitize = getenv("EPX_SANITIZE");
 
-    if (!first && sanitize && !strcmp(sanitize, "address"))
+    if (!needed && sanitize && !strcmp(sanitize, "address"))
         _exit(status);
     exit(status);
 }
@@ -430,7 +490,9 @@ static pid_t begin(const struct scenario *scenario, int first)
     runtime_swap(&(const struct runtime){.net_guest = &blocking_ops});
     if (scenario->at_once)
         blocking_set_trap(scenario->call, LAST, blocks_ms(scenario));
-    if (run_ranks(RANKS, run_rank, (void *)(uintptr_t)scenario) != 0)
+    if (scenario->late)
+        begin_creation(scenario);
+    else if (run_ranks(RANKS, run_rank, (void *)(uintptr_t)scenario) != 0)
         leave(1, first);
     if (scenario->ends_after)
         atexit(begin_exit);
@@ -438,7 +500,7 @@ static pid_t begin(const struct scenario *scenario, int first)
         fprintf(stderr, "%s: nothing blocked\n", blocking_calls[scenario->call]);
         leave(1, first);
     }
-    leave(0, first);
+    leave(0, first || scenario->ends_after);
     return -1;
 }
 
@@ -521,13 +583,17 @@ static void stuck_at_the_end_of_a_group(void **state)
     ALL_PASS(scenarios);
 }
 
-/* With a group that was not destroyed; with a thread that comes back in time; with one that does not. */
+/* With a group that was not destroyed; with a thread that comes back in time; with one that does not; with a group that
+ * is being made, of which one rank comes too late: to the first meeting, or when all have begun to open the network. */
 static void nobody_is_in_the_network_when_libraries_end(void **state)
 {
     static const struct scenario scenarios[] = {
         {.call = BLOCKING_NONE, .rank = leave_open, .ends_after = 1},
         {.call = BLOCKING_POLL, .ms = -1, .rank = stuck_until_the_exit, .ends_after = 1},
-        {.call = BLOCKING_PUT, .ms = -1, .rank = stuck_at_work, .ends_after = 1}};
+        {.call = BLOCKING_PUT, .ms = -1, .rank = stuck_at_work, .ends_after = 1},
+        {.late = 1, .ends_after = 1},
+        {.late = 2, .ends_after = 1},
+        {.late = 3, .ends_after = 1}};
 
     (void)state;
     ALL_PASS(scenarios);
