@@ -9,7 +9,8 @@ import torch
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
-    """DeepEP's measure of difference: 1 - 2 sum (x+1)(y+1) / sum ((x+1)^2 + (y+1)^2)."""
+    """DeepEP's measure of difference: 1 - 2 sum (x+1)(y+1) / sum ((x+1)^2 + (y+1)^2), of tensors of one shape."""
+    assert x.shape == y.shape, (x.shape, y.shape)
     x, y = x.double() + 1, y.double() + 1
     return float(1 - 2 * (x * y).sum() / (x * x + y * y).sum()) if x.numel() else 0.0
 
