@@ -5,11 +5,14 @@ auto_ep_comm.py and AutoEPMoELayer's way through it run as they are, with linear
 and its router are not part of that.
 """
 
+import collections
 import importlib
 import os
 import types
-from typing import Any, Optional
+from typing import Any, Dict, Optional
+from unittest import mock
 
+import deep_ep
 import torch
 import torch.distributed as dist
 from foreign import Finder, without_gpu
@@ -55,17 +58,33 @@ def run(file: Any, moe: Moe, layer: Layer, reentrant: Optional[bool]) -> torch.T
     return checkpoint(forward, layer.x, layer.scores, use_reentrant=reentrant)
 
 
+def counted(calls: Dict[str, int]) -> Any:
+    """Counts dispatches: new ones, those of backward, and those that repeat a forward, with its weights."""
+    dispatch = deep_ep.ElasticBuffer.dispatch
+
+    def counting(*args: Any, **given: Any) -> Any:
+        again = "backward" if given.get("topk_weights") is None else "repeated"
+        calls["new" if given.get("handle") is None else again] += 1
+        return dispatch(*args, **given)
+
+    return mock.patch.object(deep_ep.ElasticBuffer, "dispatch", counting)
+
+
 @without_gpu()
 def test_deepspeed_autoep(world: World) -> None:
-    """Outputs and gradients: weights before or after the experts, and checkpoints that dispatch by the handle again."""
+    """Outputs and gradients: weights before or after the experts, and checkpoints: those of the form that keeps the
+    forward's graph dispatch by its handle again, the reentrant ones anew."""
     comm, file = deepspeed(world)
     scope = comm.new_exchange_scope()
     moes = [Moe(world, comm, scope, apply) for apply in ("post", "pre")]
     for step, (tokens, reentrant) in enumerate(((20, None), (MOST, False), (7, True), (11, False))):
         layers = [Layer(world, tokens - world.rank % 3, 2 * step + i) for i in range(2)]
-        outs = [run(file, moe, layer, reentrant) for moe, layer in zip(moes, layers)]
-        for layer, out in reversed(list(zip(layers, outs))):
-            layer.check(out)
+        calls: Dict[str, int] = collections.Counter()
+        with counted(calls):
+            outs = [run(file, moe, layer, reentrant) for moe, layer in zip(moes, layers)]
+            for layer, out in reversed(list(zip(layers, outs))):
+                layer.check(out)
+        assert calls == {"new": 4 if reentrant else 2, "backward": 2, **({"repeated": 2} if reentrant is False else {})}
         with torch.no_grad():
             out = run(file, moes[0], layers[1], None)
         check_close(out, layers[1].expected()[0])

@@ -53,6 +53,15 @@ class Layer:
             at += count
         return torch.cat([*parts, torch.zeros_like(rows[at:])])
 
+    def apply_by_idx(self, rows: torch.Tensor, idx: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The weighted sums of the experts of this rank; -1 is none of them."""
+        out = torch.zeros(rows.shape, device=rows.device)
+        for k in range(TOPK):
+            score = torch.where(idx[:, k] < 0, 0, scores[:, k])
+            weight = self.weight[idx[:, k].clamp(min=0)]
+            out = out + score[:, None] * torch.einsum("th,thj->tj", rows.float(), weight)
+        return out.to(rows.dtype)
+
     def expected(self) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(output, gradients of the tokens and of the scores)."""
         x, scores = (t.detach().clone().requires_grad_(True) for t in (self.x, self.scores))
