@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# framework_files.sh FOLDER NAME [PYTHON]: Python files of a framework's wheel, into FOLDER/NAME-VERSION; prints that
-# path. NAME: sglang, vllm, torchtitan, deepspeed, lmdeploy, automodel (two to eight files each), megatron (all of
-# megatron-core, 6 MB), or all. SGLANG=, VLLM= and so on say which versions. Files that are there already are kept.
+# framework_files.sh FOLDER NAME [PYTHON [SECONDS]]: Python files of a framework's wheel, into FOLDER/NAME-VERSION;
+# prints that path. NAME: sglang, vllm, torchtitan, deepspeed, lmdeploy, automodel (two to eight files each), megatron
+# (all of megatron-core, 6 MB), or all. SGLANG=, VLLM= and so on say which versions. Files that are there already are
+# kept. PYTHON has pip. Exit 124: a download took more than SECONDS (300).
 # A machine without a network gets FOLDER as it is: EPX_TEST_PACKAGES=FOLDER python/tests/run_gpu.sh frameworks.
 set -euo pipefail
-folder=$1 name=$2 python=${3:-python3}
+folder=$1 name=$2 python=${3:-python3} limit_s=${4:-300}
 here=$(dirname "$0")
 if [ "$name" = all ]; then
-    for name in sglang vllm torchtitan deepspeed lmdeploy automodel megatron; do "$0" "$folder" "$name" "$python"; done
+    for name in sglang vllm torchtitan deepspeed lmdeploy automodel megatron; do
+        "$0" "$folder" "$name" "$python" "$limit_s"
+    done
     exit
 fi
 package=$name kind=
@@ -56,9 +59,12 @@ for file in $files; do
     esac
 done
 if [ -n "$missing" ]; then
+    new=$folder/.$name-$version # no pattern of NAME-VERSION finds it
     mkdir -p "$folder"
-    rm -rf "$to.new" "$to"
-    timeout 300 "$python" "$here/wheel_files.py" $kind "$package==$version" "$to.new" $files >&2
-    mv "$to.new" "$to"
+    rm -rf "$new"
+    timeout "$limit_s" "$python" -B "$here/wheel_files.py" $kind "$package==$version" "$new" $files >&2 ||
+        { rc=$? && rm -rf "$new" && exit $rc; }
+    rm -rf "$to"
+    mv "$new" "$to"
 fi
 echo "$to"
