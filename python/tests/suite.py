@@ -216,8 +216,10 @@ def run_one(world: World, name: str, test: Callable[[World], None]) -> str:
     return skipped
 
 
-def preload() -> None:
+def preload(modules: List[str]) -> None:
     """Imports what tests import when they run. A framework that is not here is skipped by its tests."""
+    if "ranks_megatron" not in modules:
+        return
     for name in ("megatron.core.models.gpt.moe_module_specs", "megatron.core.transformer.moe.fused_a2a",
                  "transformers.models.qwen3_moe.modeling_qwen3_moe"):
         with contextlib.suppress(ImportError):
@@ -297,10 +299,11 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("EPX_TIMEOUT_MS", "30000")
-    tests = collect(args.modules or MODULES, args.part, args.leave_out)
+    modules = args.modules or MODULES
+    tests = collect(modules, args.part, args.leave_out)
     where: Dict[str, Any] = {}
     if args.fork:
-        preload()
+        preload(modules)
         folder = tempfile.mkdtemp(prefix="epx-suite-")
         rank, code = fork_ranks(args.fork)
         if rank < 0:
