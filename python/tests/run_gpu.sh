@@ -6,8 +6,8 @@
 #   (default: tests and bench)
 #   frameworks: Megatron-LM's own modules, and those of SGLang, vLLM, torchtitan, DeepSpeed, LMDeploy and NeMo
 #   AutoModel; torch.compile. Where Python has no megatron-core, and for the others, EPX_TEST_PACKAGES is a folder that
-#   scripts/framework_files.sh FOLDER all has made, here or on another machine (default: build-frameworks).
-#   FRAMEWORKS="vllm_modules ..." runs some of them.
+#   scripts/framework_files.sh FOLDER all has made, here or on another machine (default: build-frameworks). The newest
+#   version there is is taken; a folder that is named must have one. FRAMEWORKS="vllm_modules ..." runs some of them.
 #   elastic: V2 against V1, expansion against the same bytes, and results that are held, three times.
 #   late: products of matrices beside operations that wait for a late rank. curve: whole layers and low-latency pairs
 #   with 2, 4, 8, 16 and 32 SMs for each rank (EPX_NUM_AGENTS), where the GPU has as many for all.
@@ -56,13 +56,19 @@ if [[ $steps == *tests* ]]; then
 fi
 if [[ $steps == *frameworks* ]]; then
     packages=${EPX_TEST_PACKAGES:-$PWD/build-frameworks}
-    modules="ranks_megatron ranks_hybrid ranks_frameworks ranks_elastic_frameworks sglang_modules vllm_modules"
-    modules="$modules torchtitan_modules deepspeed_modules lmdeploy_modules automodel_modules torch_compile"
+    modules="ranks_megatron ranks_hybrid ranks_frameworks ranks_elastic_frameworks"
     for name in sglang vllm torchtitan deepspeed lmdeploy automodel; do
-        for folder in "$packages/$name"-*; do
-            [ ! -d "$folder" ] || export "EPX_TEST_${name^^}=$folder"
-        done
+        [[ " ${FRAMEWORKS:-${name}_modules} " == *" ${name}_modules "* ]] || continue
+        folder=$(printf '%s\n' "$packages/$name"-* | grep -v '\.new$' | sort -V | tail -1) # the newest, and whole
+        if [ -d "$folder" ]; then
+            export "EPX_TEST_${name^^}=$folder"
+            modules="$modules ${name}_modules"
+        else
+            echo "${name}_modules: left out: no $packages/$name-VERSION"
+            [ -z "${EPX_TEST_PACKAGES:-}" ] || failed=1 # a folder that was named should have it
+        fi
     done
+    modules="$modules torch_compile"
     imports() { PYTHONPATH=$1 "$python" -c 'import megatron.core.models.gpt.moe_module_specs' >/dev/null 2>&1; }
     for folder in $(printf '%s\n' "$packages"/megatron-* | sort -rV); do # the newest that goes with this torch
         imports "$PYTHONPATH" || ! imports "$PYTHONPATH:$folder" || PYTHONPATH=$PYTHONPATH:$folder
