@@ -88,8 +88,9 @@ class Barriers:
             self._movers[device] = (mover, handle, torch.empty(0, 1, dtype=torch.int64, device=device))
         return self._movers[device]
 
-    def run(self, use_comm_stream: bool, with_cpu_sync: bool) -> None:
-        """One barrier."""
+    def run(self, on_comm_stream: bool, joined: bool, with_cpu_sync: bool) -> None:
+        """One barrier, on the communication stream or on the current one. `joined`: behind what is queued on the other
+        of the two, which goes on behind the barrier."""
         device = default_device()
         mover, handle, nothing = self._mover(device)
         mover.record_capture()
@@ -98,14 +99,16 @@ class Barriers:
             mover.settle()
             return
         current = torch.cuda.current_stream(device)
-        stream = comm_stream(device) if use_comm_stream else current
+        comm = comm_stream(device) if on_comm_stream or joined else current
+        stream, other = (comm, current) if on_comm_stream else (current, comm)
+        joined = joined and stream != other  # the caller may be on the communication stream
         if with_cpu_sync:
             torch.cuda.synchronize(device)
-        if stream is not current:
-            stream.wait_stream(current)
+        if joined:
+            stream.wait_stream(other)
         handle.update(nothing, stream=stream)
-        if stream is not current:
-            current.wait_stream(stream)
+        if joined:
+            other.wait_stream(stream)
         if with_cpu_sync:
             torch.cuda.synchronize(device)
 

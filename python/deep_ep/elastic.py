@@ -253,9 +253,12 @@ class ElasticBuffer:
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """A barrier of all ranks on the communication stream, or on the current stream. CPU: when the call returns, all
         ranks have called it. `sequential` has no effect."""
+        self._barrier(use_comm_stream, use_comm_stream, with_cpu_sync, sequential)
+
+    def _barrier(self, on_comm_stream: bool, joined: bool, with_cpu_sync: bool, sequential: bool = True) -> None:
         self._open()
         self._unused(sequential=(bool(sequential), True))
-        self._barriers.run(use_comm_stream, with_cpu_sync)
+        self._barriers.run(on_comm_stream, joined, with_cpu_sync)
 
     # ---- Dispatch and combine
 
@@ -325,14 +328,14 @@ class ElasticBuffer:
     def _set_part(self, name: str, make: Callable[[], Any]) -> None:
         """Replaces a part. Collective."""
         self._open()
-        self.barrier(with_cpu_sync=True)
+        self._barrier(True, True, with_cpu_sync=True)
         old = self._parts.pop(name, None)
         if old is not None and old.captured:
             self._old_parts.append(old)
         elif old is not None:
             old.close(wait=True)
         self._parts[name] = make()
-        self.barrier(with_cpu_sync=True)
+        self._barrier(True, True, with_cpu_sync=True)
 
     def _part(self, name: str, call: str, needed: str) -> Any:
         self._open()
@@ -401,7 +404,7 @@ class ElasticBuffer:
     def destroy_agrs_session(self) -> None:
         """Ends the session: waits for the current stream and for all ranks."""
         self._gathers("destroy_agrs_session").end()
-        self.barrier()
+        self._barrier(True, True, with_cpu_sync=False)
 
     @contextlib.contextmanager
     def agrs_new_session(self, enabled: bool = True) -> Iterator[None]:

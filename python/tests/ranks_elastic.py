@@ -19,14 +19,14 @@ BYTES = 4 << 20
 
 
 @contextlib.contextmanager
-def elastic(world: World, nodes: int = 1, **options: Any) -> Iterator[deep_ep.ElasticBuffer]:
+def elastic(world: World, nodes: int = 1, kind: Any = deep_ep.ElasticBuffer, **options: Any) -> Iterator[Any]:
     """A buffer of all ranks, on one node or on nodes cut out of this machine."""
     cut = {} if nodes == 1 else {"EPX_RANKS_PER_NODE": str(world.nranks // nodes), "EPX_NET": "ofi:tcp"}
     if nodes > 1 and not world._nodes:
         raise Skipped("EPX_TEST_NODES=0")
     given: Dict[str, Any] = dict(num_max_tokens_per_rank=MAX, hidden=HIDDEN, num_topk=4, explicitly_destroy=True)
     with environment(**cut):
-        buffer = deep_ep.ElasticBuffer(dist.group.WORLD, **{**given, **options})
+        buffer = kind(dist.group.WORLD, **{**given, **options})
         yield buffer
         buffer.destroy()
 

@@ -147,21 +147,29 @@ def test_deepspeed_v2(world: World) -> None:
         assert same_bits(rows, work.flat(me)[2])
 
 
+def deepgemm(world: World, buffer: Any) -> None:
+    for alignment in (16, 32, 64, 128):
+        work, me = make_work(world, 2), world.rank
+        stats = world.to(torch.zeros(work.local, dtype=torch.int32))
+        recv, _idx, _weights, handle, _event = send(
+            world, buffer, work, cumulative_local_expert_recv_stats=stats, expert_alignment=alignment,
+            do_cpu_sync=False, do_handle_copy=False, do_expand=True, use_tma_aligned_col_major_sf=True)
+        assert stats.tolist() == work.expert_counts(me)
+        bias = torch.randn(work.x[me].shape, generator=torch.Generator().manual_seed(me)).bfloat16()
+        rows = Expanded(work, me, alignment).results(work, recv.shape[0])
+        out, *_ = buffer.combine(world.to(rows), handle, bias=world.to(bias))
+        assert same_bits(out, combined(work, me, world.nranks, True, False, False, [bias]))
+
+
 def test_deepgemm_v2(world: World) -> None:
-    """[E] 9, DeepGEMM: one reduction, alignments of 16 to 128, no CPU sync, no copy of the handle, stats, bias."""
-    with elastic(world, allow_multiple_reduction=False, num_cpu_timeout_secs=10, num_gpu_timeout_secs=30) as buffer:
-        buffer.barrier(use_comm_stream=False)
-        for alignment in (16, 32, 64, 128):
-            work, me = make_work(world, 2), world.rank
-            stats = world.to(torch.zeros(work.local, dtype=torch.int32))
-            recv, _idx, _weights, handle, _event = send(
-                world, buffer, work, cumulative_local_expert_recv_stats=stats, expert_alignment=alignment,
-                do_cpu_sync=False, do_handle_copy=False, do_expand=True, use_tma_aligned_col_major_sf=True)
-            assert stats.tolist() == work.expert_counts(me)
-            bias = torch.randn(work.x[me].shape, generator=torch.Generator().manual_seed(me)).bfloat16()
-            rows = Expanded(work, me, alignment).results(work, recv.shape[0])
-            out, *_ = buffer.combine(world.to(rows), handle, bias=world.to(bias))
-            assert same_bits(out, combined(work, me, world.nranks, True, False, False, [bias]))
+    """[E] 9, DeepGEMM: one reduction, alignments of 16 to 128, no CPU sync, no copy of the handle, stats, bias. It
+    takes EPBuffer where there is one, whose barrier has other arguments."""
+    for kind, options in ((deep_ep.ElasticBuffer, {"use_comm_stream": False}),
+                          (deep_ep.EPBuffer, {"wait_comm_stream": False})):
+        with elastic(world, kind=kind, use_fp8_dispatch=True, allow_multiple_reduction=False, num_cpu_timeout_secs=30,
+                     num_gpu_timeout_secs=10) as buffer:
+            buffer.barrier(**options)
+            deepgemm(world, buffer)
 
 
 def _both(buffer: deep_ep.ElasticBuffer, work: Work, inputs: Any, expand: bool) -> Any:

@@ -266,6 +266,14 @@ def test_events(world: World) -> None:
     with event(release_handle=True) as same:
         assert same is event or same is None
     assert event.event is None and event.extra_tensors is None
+    event, failures = deep_ep.EventOverlap(deep_ep.EventHandle()), [1]
+    event.register_hook_after_wait(lambda: failures.pop() // 0 if failures else "result")
+    try:
+        event.wait()
+    except ZeroDivisionError:
+        assert event.hook_after_wait is not None  # a hook that has failed may be tried again
+    assert event.wait() == "result" and event.wait() is None and event.hook_after_wait is None
+    event = deep_ep.EventOverlap()
     with event:  # no event: nothing to wait for
         pass
     with refused("EventOverlap.event"):
@@ -296,6 +304,16 @@ def test_barrier(world: World) -> None:
         assert world.rank == 1 or time.perf_counter() - begin > 0.1
         for _ in range(20):
             buffer.barrier()
+    with elastic(world, kind=deep_ep.EPBuffer) as buffer:
+        for options in ({}, {"wait_comm_stream": False}, {"with_cpu_sync": True}, {"sequential": False}):
+            if world.rank == 1:
+                time.sleep(0.1)
+            begin = time.perf_counter()
+            buffer.barrier(**options)
+            if world.device.type == "cpu" and options:  # the first one makes a group
+                assert world.rank == 1 or time.perf_counter() - begin > 0.05
+        with refused("context_idx"):
+            buffer.barrier(context_idx=1)
 
 
 def test_cpu_timeout(world: World) -> None:

@@ -9,8 +9,9 @@ from unittest import mock
 import deep_ep
 import epx
 import torch
-from deep_ep import _elastic_streams, _high_throughput
+from deep_ep import _elastic_move, _elastic_streams, _high_throughput
 from deep_ep._elastic_gather import Gathers
+from deep_ep._elastic_move import Barriers
 from deep_ep._elastic_pipeline import Sizes
 from deep_ep._streams import CudaLaunch
 from deep_ep.utils import EventHandle
@@ -87,6 +88,26 @@ class Streams(Played):
         for _ in range(1000):  # more than are kept: nobody waits for them
             sizes.check(32)
         sizes.check_earlier()
+
+    def test_barriers_of_both_buffers(self) -> None:
+        """ElasticBuffer's is on the communication stream, unless told otherwise; EPBuffer's on the current one."""
+        update = mock.Mock(side_effect=lambda _nothing, stream: story.append("barrier on %s" % stream.name))
+        barriers = Barriers.__new__(Barriers)
+        barriers._mover = lambda device: (mock.Mock(), mock.Mock(update=update), None)  # type: ignore[assignment]
+        elastic, ep = (kind.__new__(kind) for kind in (deep_ep.ElasticBuffer, deep_ep.EPBuffer))
+        for buffer in (elastic, ep):
+            buffer._engine, buffer._barriers = mock.Mock(closed=False), barriers
+            buffer.rank_idx, buffer.runtime = 1, None
+        for call, expected in (
+                (lambda: elastic.barrier(), ["comm waits for current", "barrier on comm", "current waits for comm"]),
+                (lambda: elastic.barrier(use_comm_stream=False), ["barrier on current"]),
+                (lambda: ep.barrier(), ["current waits for comm", "barrier on current", "comm waits for current"]),
+                (lambda: ep.barrier(wait_comm_stream=False), ["barrier on current"])):
+            story.clear()
+            with mock.patch.object(_elastic_move, "comm_stream", lambda device=None: comm), \
+                    mock.patch.object(_elastic_move, "default_device", lambda: torch.device("cuda", 0)):
+                call()
+            self.assertEqual(story, expected)
 
     def test_elastic_waits_for_both_events(self) -> None:
         with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):

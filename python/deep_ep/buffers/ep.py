@@ -32,6 +32,14 @@ class EPBuffer(ElasticBuffer):
             allow_hybrid_mode, allow_multiple_reduction, prefer_overlap_with_compute, 3 if sl_idx is None else sl_idx,
             num_allocated_qps, num_cpu_timeout_secs, num_gpu_timeout_secs, explicitly_destroy)
 
+    def barrier(self, wait_comm_stream: bool = True, with_cpu_sync: bool = False,  # type: ignore[override]
+                sequential: bool = True, context_idx: Optional[int] = None) -> None:
+        """A barrier of all ranks on the current stream. wait_comm_stream: behind what is queued on the communication
+        stream, which goes on behind the barrier. `sequential` has no effect; context_idx: None, there is one."""
+        if context_idx not in (None, 0):
+            raise wrong("context_idx", "None: this buffer has one group of ranks", repr(context_idx))
+        self._barrier(False, wait_comm_stream, with_cpu_sync, sequential)
+
     def dispatch(self, x: Any, topk_idx: Optional[torch.Tensor] = None,  # type: ignore[override]
                  topk_weights: Optional[torch.Tensor] = None,
                  cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, num_experts: Optional[int] = None,

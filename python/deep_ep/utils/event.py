@@ -56,11 +56,17 @@ class EventOverlap:
         if self.event is None:
             raise wrong("EventOverlap.event", "an event", "None (was async_finish given?)")
         self.event.current_stream_wait()
-        hook, self.hook_after_wait = self.hook_after_wait, None
-        result = hook() if hook is not None else None
+        result = None
+        if self.hook_after_wait is not None:
+            result = self.hook_after_wait()
+            self.hook_after_wait = None  # behind it: a hook that fails may be tried again
         if release_handle:
             self.event = self.extra_tensors = None
         return result
+
+    def wait(self) -> Any:
+        """As current_stream_wait(), by DeepEP's later name."""
+        return self.current_stream_wait()
 
     def __call__(self, release_handle: bool = False) -> "EventOverlap":
         """Sets `release_handle` for the next `with`."""
