@@ -11,6 +11,7 @@ if not hasattr(epx, "Group"):
 from . import _C as _C  # programs use deep_ep._C without importing it
 from .buffer import Buffer
 from .buffers.ep import EPBuffer
+from .comm import destroy_all_managed_nccl_comm
 from .config import Config
 from .elastic import ElasticBuffer, EPHandle, get_logical_domain_size, get_physical_domain_size
 from .hybrid import HybridEPBuffer
@@ -22,6 +23,6 @@ topk_idx_t = torch.int64
 
 __all__ = [
     "Buffer", "Config", "ElasticBuffer", "EPBuffer", "EPHandle", "EventHandle", "EventOverlap", "HybridEPBuffer",
-    "check_nvlink_connections", "destroy_uccl", "get_logical_domain_size", "get_physical_domain_size",
-    "initialize_uccl", "topk_idx_t", "__version__",
+    "check_nvlink_connections", "destroy_all_managed_nccl_comm", "destroy_uccl", "get_logical_domain_size",
+    "get_physical_domain_size", "initialize_uccl", "topk_idx_t", "__version__",
 ]

@@ -16,8 +16,10 @@ _known: "weakref.WeakKeyDictionary[Any, Dict[str, Tuple[int, int]]]" = weakref.W
 
 
 def get_physical_domain_size(group: Any) -> Tuple[int, int]:
-    """(nodes, ranks per node). The first call for a group is collective. Where the nodes have different sizes, or do
-    not have consecutive ranks, all ranks count as one node."""
+    """(nodes, ranks per node) of a process group, or of a buffer in its place. The first call for a group is
+    collective. Where the nodes have different sizes, or do not have consecutive ranks, all ranks count as one node."""
+    if hasattr(group, "get_physical_domain_size"):
+        return group.get_physical_domain_size()
     group = process_group(group)
     cut = os.environ.get("EPX_RANKS_PER_NODE", "")
     known = _known.setdefault(group, {})
@@ -29,6 +31,9 @@ def get_physical_domain_size(group: Any) -> Tuple[int, int]:
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> Tuple[int, int]:
-    """(scale-out ranks, scale-up ranks): the physical sizes in hybrid mode, else (1, ranks)."""
+    """(scale-out ranks, scale-up ranks): the physical sizes in hybrid mode, else (1, ranks). Those of a buffer are in
+    its own mode."""
+    if hasattr(group, "get_logical_domain_size"):
+        return group.get_logical_domain_size()
     physical = get_physical_domain_size(group)
     return physical if allow_hybrid_mode else (1, physical[0] * physical[1])

@@ -122,6 +122,7 @@ def test_names(world: World) -> None:
     assert deep_ep.get_logical_domain_size(group, allow_hybrid_mode=False) == (1, world.nranks)
     assert isinstance(get_nccl_comm_handle(group), NCCLCommHandle)
     fresh = get_nccl_comm_handle(group, force_new_comm=True)
+    assert fresh.nccl_comm is fresh.get() is group and fresh.managed
     destroy_all_managed_nccl_comm()
     assert fresh.get() is None
     find_nccl_root(), find_nvshmem_root()
@@ -129,6 +130,37 @@ def test_names(world: World) -> None:
     assert (compiled.EventHandle, compiled.Config, compiled.topk_idx_t) == (
         EventHandle, deep_ep.Config, deep_ep.topk_idx_t) and compiled.is_sm90_compiled()
     deep_ep.utils.envs.check_nvlink_connections(group)
+
+
+def test_comm(world: World) -> None:
+    """deep_ep.comm of DeepEP 2.5: functions of a buffer, and of a group or a buffer."""
+    from deep_ep import comm
+    from deep_ep.utils import comm as older
+    from deep_ep.utils import envs
+
+    assert deep_ep.comm is comm and older.get_nccl_comm_handle is comm.get_nccl_comm_handle
+    assert deep_ep.destroy_all_managed_nccl_comm is comm.destroy_all_managed_nccl_comm
+    assert deep_ep.EPBuffer.barrier.__doc__ == comm.barrier.__doc__
+    group, whole = dist.group.WORLD, (1, world.nranks)
+    for hybrid in (True, False):
+        with elastic(world, nodes=2 if world.nodes and world.nranks % 2 == 0 else 1, kind=deep_ep.EPBuffer,
+                     allow_hybrid_mode=hybrid) as buffer:
+            physical = buffer.get_physical_domain_size()
+            assert (physical == whole) != (world.nodes and world.nranks % 2 == 0)
+            for given in (buffer, group):
+                for asked in (comm, envs, deep_ep):
+                    assert asked.get_physical_domain_size(given) == physical
+                    assert asked.get_logical_domain_size(given) == (
+                        physical if hybrid or given is group else whole), (given, asked)
+                assert comm.get_logical_domain_size(given, hybrid) == (physical if hybrid else whole)
+            comm.barrier(buffer)
+            comm.barrier(buffer, wait_comm_stream=False, with_cpu_sync=True)
+            if world.device.type == "cuda":
+                assert comm.get_comm_stream(buffer) == buffer.get_comm_stream()
+            else:
+                with contextlib.suppress(RuntimeError):
+                    comm.get_comm_stream(buffer)
+                    raise AssertionError("a communication stream without a GPU")
 
 
 def test_argument_names(world: World) -> None:

@@ -71,7 +71,7 @@ def test_signatures(world: World) -> None:
                     "num_experts num_topk num_scaleout_topk=0 rdma_gbs=0 nvlink_gbs=0 sm_read_gbs=200 sm_write_gbs=50")
     check_signature(buffer.barrier, "use_comm_stream=True with_cpu_sync=False sequential=True")
     check_signature(deep_ep.EPBuffer.barrier,
-                    "wait_comm_stream=True with_cpu_sync=False sequential=True context_idx=None")
+                    "buffer wait_comm_stream=True with_cpu_sync=False sequential=True context_idx=None")
     check_signature(buffer.engram_write, "storage sf=None")
     check_signature(buffer.engram_fetch, "indices num_qps=0 use_tma_aligned_col_major_sf=False")
     check_signature(buffer.pp_send, "t dst_rank_idx num_sms=0")

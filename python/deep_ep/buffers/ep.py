@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 import torch
 
+from .. import comm
 from .._checks import wrong
 from .._eager import eager_class
 from ..elastic import ElasticBuffer, EPHandle
@@ -16,6 +17,8 @@ __all__ = ["EPBuffer", "EPHandle"]
 @eager_class
 class EPBuffer(ElasticBuffer):
     """As ElasticBuffer, without a CPU part, and with results that come from the event (defer_epilogue)."""
+
+    barrier = comm.barrier  # type: ignore[assignment]
 
     def __init__(self, group: Any, num_bytes: Optional[int] = None, num_max_tokens_per_rank: int = 0, hidden: int = 0,
                  num_topk: int = 0, use_fp8_dispatch: bool = False, lb_allocation_plan_or_num_bytes: Any = 0,
@@ -31,14 +34,6 @@ class EPBuffer(ElasticBuffer):
             group, num_bytes, 0, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, deterministic,
             allow_hybrid_mode, allow_multiple_reduction, prefer_overlap_with_compute, 3 if sl_idx is None else sl_idx,
             num_allocated_qps, num_cpu_timeout_secs, num_gpu_timeout_secs, explicitly_destroy)
-
-    def barrier(self, wait_comm_stream: bool = True, with_cpu_sync: bool = False,  # type: ignore[override]
-                sequential: bool = True, context_idx: Optional[int] = None) -> None:
-        """A barrier of all ranks on the current stream. wait_comm_stream: behind what is queued on the communication
-        stream, which goes on behind the barrier. `sequential` has no effect; context_idx: None, there is one."""
-        if context_idx not in (None, 0):
-            raise wrong("context_idx", "None: this buffer has one group of ranks", repr(context_idx))
-        self._barrier(False, wait_comm_stream, with_cpu_sync, sequential)
 
     def dispatch(self, x: Any, topk_idx: Optional[torch.Tensor] = None,  # type: ignore[override]
                  topk_weights: Optional[torch.Tensor] = None,
