@@ -46,6 +46,12 @@ import importlib.util
 spec = importlib.util.find_spec("deep_ep")
 print(spec.origin.split("site-packages/")[1].split("/")[0] if spec else "none")'
 }
+cpp() { # whose deep_ep_cpp is found: ours, theirs (a compiled module, or none)
+    "$venv/bin/python" -c '
+import importlib.util
+spec = importlib.util.find_spec("deep_ep_cpp")
+print("ours" if spec and "/epx_deep_ep/" in spec.origin else "theirs")'
+}
 expect() { # WHAT GOT
     [ "$1" = "$2" ] || fail "import deep_ep: expected the one in $1, got $2"
 }
@@ -54,8 +60,10 @@ others && ours
 whole sgl-deep-ep uccl deep_ep || fail "installed second, deep_ep has changed files of others"
 expect deep_ep "$(found)"
 expect epx_deep_ep "$(EPX_DEEP_EP=1 found)"
+expect ours "$(EPX_DEEP_EP=1 cpp)"
 pip uninstall -y deep_ep && whole sgl-deep-ep uccl || fail "removing deep_ep has changed files of others"
 expect deep_ep "$(EPX_DEEP_EP=1 found)"
+expect theirs "$(EPX_DEEP_EP=1 cpp)"
 ours && pip uninstall -y sgl-deep-ep && whole uccl deep_ep || fail "removing sgl-deep-ep has changed files of deep_ep"
 expect epx_deep_ep "$(found)"
 others && whole sgl-deep-ep uccl deep_ep || fail "installed first, deep_ep was changed by others"

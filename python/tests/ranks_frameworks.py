@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that frameworks make, argument for argument (docs/frameworks.md): Megatron-LM, vLLM, SGLang, Primus-Turbo,
-UCCL-EP.
+"""The calls that frameworks make, argument for argument (docs/frameworks.md): Megatron-LM, xtuner, vLLM, SGLang,
+Primus-Turbo, UCCL-EP.
 
 Experts do nothing here: a row comes back as it was sent, once from every rank that got it, so that what combine must
 give is known. The other modules compare everything else.
@@ -108,6 +108,75 @@ def test_megatron(world: World) -> None:
     for asynchronous in (False, True):
         megatron_layer(buffer, batch(world), world.nranks, asynchronous)
     deep_ep.Buffer.set_num_sms(old)
+
+
+# ---- xtuner: training, with events of deep_ep_cpp and handles as saved tensors
+
+class XtunerDispatch(torch.autograd.Function):
+    """Backward is a combine by a handle of the tensors that autograd kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weights: torch.Tensor, buffer: deep_ep.Buffer, sent: Batch) -> Any:
+        layout = buffer.get_dispatch_layout(sent.idx, sent.experts, previous_event=xtuner_event(), async_finish=True,
+                                            allocate_on_comm_stream=True)
+        per_rank, per_node, per_expert, in_rank, event = layout
+        rows, row_idx, row_weights, counts, handle, event = buffer.dispatch(
+            x, topk_idx=sent.idx, topk_weights=weights, num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+            previous_event=event, async_finish=True, allocate_on_comm_stream=True)
+        event.current_stream_wait()
+        ctx.save_for_backward(*handle)
+        ctx.buffer = buffer
+        return rows, row_idx, row_weights, counts, handle
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _idx: Any, grad_weights: torch.Tensor, *_: Any) -> Any:
+        x, weights, event = ctx.buffer.combine(
+            grad, ctx.saved_tensors, topk_weights=grad_weights, previous_event=xtuner_event(), async_finish=True,
+            allocate_on_comm_stream=True)
+        event.current_stream_wait()
+        return x, weights, None, None
+
+
+class XtunerCombine(torch.autograd.Function):
+    """Backward is a dispatch by such a handle."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, buffer: deep_ep.Buffer, handle: Any) -> torch.Tensor:
+        out, _weights, event = buffer.combine(rows, handle, previous_event=xtuner_event(), async_finish=True,
+                                              allocate_on_comm_stream=True)
+        event.current_stream_wait()
+        ctx.save_for_backward(*handle)
+        ctx.buffer = buffer
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        rows, *_, event = ctx.buffer.dispatch(
+            grad.contiguous(), handle=ctx.saved_tensors, previous_event=xtuner_event(), async_finish=True,
+            allocate_on_comm_stream=True)
+        event.current_stream_wait()
+        return rows, None, None
+
+
+def xtuner_event() -> EventOverlap:
+    from deep_ep_cpp import EventHandle as Compiled  # xtuner imports it beside deep_ep, whether it is there or not
+
+    return EventOverlap(Compiled())
+
+
+def test_xtuner(world: World) -> None:
+    """One node and two. A low-latency buffer serves high throughput, too."""
+    sent, ranks = batch(world, 5), world.nranks
+    for buffer in world.buffers():
+        for _step in range(2):
+            x, weights = (t.clone().requires_grad_() for t in (sent.x, sent.weights))
+            rows, row_idx, row_weights, _counts, handle = XtunerDispatch.apply(x, weights, buffer, sent)
+            out = XtunerCombine.apply(rows, buffer, handle)
+            assert same_bits(out, sent.returned(ranks))
+            (out.float().sum() + (3 * row_weights * (row_idx >= 0)).sum()).backward()
+            assert torch.equal(x.grad.float(), sent.times(ranks)[:, None].expand(-1, HIDDEN).float())
+            check_weights(weights.grad, sent._replace(weights=torch.full_like(sent.weights, 3.0)))
 
 
 # ---- vLLM: serving

@@ -83,6 +83,35 @@ except ImportError as error:
         self.assertRegex(run(code), "^deep_ep: /elsewhere/epx/.* another project's epx: pip uninstall epx, then")
 
 
+class DeepEpCpp(unittest.TestCase):
+    """deep_ep_cpp, the name of V1's compiled module."""
+
+    def test_names(self) -> None:
+        import deep_ep_cpp
+
+        self.assertIs(deep_ep_cpp.EventHandle, deep_ep.EventHandle)
+        self.assertIs(deep_ep_cpp.Config, deep_ep.Config)
+        self.assertIs(deep_ep_cpp.topk_idx_t, deep_ep.topk_idx_t)
+        self.assertTrue(deep_ep_cpp.is_sm90_compiled())
+        self.assertEqual(deep_ep_cpp.get_low_latency_rdma_size_hint(8, 512, 2, 4),
+                         deep_ep.Buffer.get_low_latency_rdma_size_hint(8, 512, 2, 4))
+        with self.assertRaisesRegex(AttributeError, "'Buffer': EPX has no compiled runtime; deep_ep.Buffer is"):
+            deep_ep_cpp.Buffer
+        self.assertFalse(hasattr(deep_ep_cpp, "internode_dispatch"))
+
+    def test_not_beside_another_projects_deep_ep(self) -> None:
+        code = """
+import sys, types
+sys.modules["deep_ep"] = types.ModuleType("deep_ep")
+sys.modules["deep_ep"].__file__ = "/elsewhere/deep_ep/__init__.py"
+try:
+    import deep_ep_cpp
+except ImportError as error:
+    print(error)
+"""
+        self.assertRegex(run(code), "^deep_ep_cpp: this one is EPX's, and deep_ep is another .*/elsewhere/.*EPX_DEEP")
+
+
 class Imports(unittest.TestCase):
     def test_needs_neither_torch_nor_numpy(self) -> None:
         code = """
