@@ -3,7 +3,7 @@
 with DeepEP's, or pass them back; EPX itself sizes its memory by the calls."""
 
 import math
-from typing import Any, Iterable, List, Sequence, Tuple, Union
+from typing import Any, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
 import torch
 
@@ -96,8 +96,20 @@ def _traffic(domains: Tuple[int, int], nvlink_ranks: int, experts: int, topk: in
                    near * (1 - 1 / nvlink_ranks))
 
 
+class Model(NamedTuple):
+    """How DeepEP gets a number of SMs from rates: whether those of combine count too, what is added, and the step."""
+
+    counts_combine: bool
+    factor: float
+    step: int
+
+
+V2 = Model(False, 1.25, 2)
+V2_5 = Model(True, 1.3, 4)
+
+
 def theoretical_sms(domains: Tuple[int, int], nvlink_ranks: int, experts: int, topk: int, most: int,
-                    rates: Tuple[float, float, float, float]) -> int:
+                    rates: Tuple[float, float, float, float], model: Model = V2) -> int:
     """SMs that keep up with the network. `rates`: GB/s of RDMA and NVLink, and that one SM reads and writes."""
     rdma_gbs, nvlink_gbs, read_gbs, write_gbs = rates
     traffic = _traffic(domains, nvlink_ranks, experts, topk)
@@ -106,8 +118,11 @@ def theoretical_sms(domains: Tuple[int, int], nvlink_ranks: int, experts: int, t
     share, gbs = (traffic.rdma, rdma_gbs) if bounded_by_rdma else (traffic.nvlink, nvlink_gbs)
     if share <= 0 or gbs <= 0:
         return max(4, most // 2 * 2)
-    needed = math.ceil(max(traffic.read / read_gbs, traffic.write / write_gbs) * gbs / share * 1.25)
-    return max(4, min(up(needed, 2), most // 2 * 2))
+    seconds = [traffic.read / read_gbs, traffic.write / write_gbs]  # of one SM, for a byte that a rank receives
+    if model.counts_combine:
+        seconds += [(traffic.write - traffic.nvlink) / read_gbs, (traffic.read + traffic.nvlink) / write_gbs]
+    needed = math.ceil(max(seconds) * gbs / share * model.factor)
+    return max(4, min(up(needed, model.step), most // 2 * 2))
 
 
 def theoretical_qps(num_sms: int, hybrid: bool, allocated: int) -> int:

@@ -47,6 +47,7 @@ class ElasticBuffer:
     """
 
     _use_fabric = False  # GPUs of several hosts may be one node: HybridEPBuffer's use_mnnvl
+    _sm_model = sizes.V2
 
     def __init__(self, group: Any, num_bytes: Optional[int] = None, num_cpu_bytes: int = 0,
                  num_max_tokens_per_rank: int = 0, hidden: int = 0, num_topk: int = 0, use_fp8_dispatch: bool = False,
@@ -215,7 +216,8 @@ class ElasticBuffer:
         most = torch.cuda.get_device_properties(0).multi_processor_count if gpu else _WHOLE_GPU_SMS
         rates = (given[0] or (get_rdma_gbs() if self._domains.hybrid else 0.0),
                  given[1] or (get_nvlink_gbs() if gpu else 0.0) or _CPU_NVLINK_GBS, *given[2:])
-        count = sizes.theoretical_sms(self._domains, self.num_nvlink_ranks, experts, topk, most, rates)
+        count = sizes.theoretical_sms(
+            self._domains, self.num_nvlink_ranks, experts, topk, most, rates, self._sm_model)
         return count if self.prefer_overlap_with_compute else max(count, min(64, most // 2 * 2))
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,

@@ -85,10 +85,12 @@ def test_sizes_agree_with_the_vectors(world: World) -> None:
 
 def test_sms_and_qps(world: World) -> None:
     """[E] 3: even, at least 4, as published for 8x2, 8x4 and 8; queue pairs; prefer_overlap_with_compute."""
-    from deep_ep._elastic_sizes import default_qps, theoretical_qps, theoretical_sms
+    from deep_ep._elastic_sizes import V2_5, default_qps, theoretical_qps, theoretical_sms
 
     for domains, expected in (((2, 8), 12), ((4, 8), 6), ((1, 8), 14)):
         assert theoretical_sms(domains, 8, 256, 8, 132, (50, 430, 200, 50)) == expected
+    for domains, expected in (((2, 8), 16), ((4, 8), 8), ((1, 8), 16)):  # by the model of 2.5
+        assert theoretical_sms(domains, 8, 256, 8, 132, (50, 430, 180, 45), V2_5) == expected
     assert (default_qps(True, False), default_qps(True, True), default_qps(False, False)) == (129, 65, 17)
     assert [theoretical_qps(sms, False, 17) for sms in (4, 9, 12)] == [4, 9, 9]
     assert [theoretical_qps(sms, True, 129) for sms in (4, 8, 12)] == [65, 129, 129]
@@ -266,6 +268,51 @@ def test_surroundings(world: World) -> None:
         finally:
             torch.utils.deterministic.fill_uninitialized_memory = True
             torch.use_deterministic_algorithms(False)
+
+
+def test_utilities_of_2_5(world: World) -> None:
+    """deep_ep.utils of DeepEP 2.5: byte counts, silence, variables, rates of an SM, and a buffer that knows these."""
+    from deep_ep.utils import envs, testing
+
+    for text, number in (("1G", 1 << 30), ("64M", 64 << 20), ("512k", 512 << 10), ("1048576", 1 << 20),
+                         (" 2 TiB ", 2 << 40), ("1.5 KB", 1536), (".5g", 1 << 29), ("7b", 7)):
+        assert testing.parse_num_bytes(text) == number, text
+    for text in ("", "much", "0", "-1", "1.2.3", "1P", ".", "1 G G"):
+        try:
+            testing.parse_num_bytes(text)
+        except ValueError as failure:
+            assert repr(text) in str(failure)
+        else:
+            raise AssertionError("accepted: %r" % text)
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            with testing.suppress_stdout_stderr():
+                os.write(1, b"library")
+                print("python")
+            with testing.empty_suppress():
+                os.write(1, b"heard")
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        assert file.read() == b"heard"
+    with environment(EPX_TEST_A="old"):
+        with envs.EnvOverride([("EPX_TEST_A", "new", True), ("EPX_TEST_B", "b", True), ("EPX_TEST_C", "c", False)]):
+            assert [os.environ.get("EPX_TEST_" + name) for name in "ABC"] == ["new", "b", None]
+        assert [os.environ.get("EPX_TEST_" + name) for name in "ABC"] == ["old", None, None]
+    assert (envs.get_sm_read_gbs(), envs.get_sm_write_gbs()) == (180, 45)
+    with elastic(world, kind=deep_ep.EPBuffer) as buffer:
+        sms = buffer.get_theoretical_num_sms(16, 4, nvlink_gbs=430)
+        assert sms % 4 == 0 and sms == buffer.get_theoretical_num_sms(
+            16, 4, nvlink_gbs=430, sm_read_gbs=180, sm_write_gbs=45)
+        assert buffer.get_theoretical_num_sms(16, 4, nvlink_gbs=430, sm_read_gbs=90, sm_write_gbs=22) > sms
+        with refused("sm_read_gbs: expected a number above 0, or 0"):
+            buffer.get_theoretical_num_sms(16, 4, sm_read_gbs=-1)
+    with elastic(world) as older:
+        with refused("sm_read_gbs: expected a number above 0, got 0"):
+            older.get_theoretical_num_sms(16, 4, sm_read_gbs=0)
 
 
 def test_attributes(world: World) -> None:

@@ -69,6 +69,8 @@ def test_signatures(world: World) -> None:
                     "allow_multiple_reduction=True")
     check_signature(buffer.get_theoretical_num_sms,
                     "num_experts num_topk num_scaleout_topk=0 rdma_gbs=0 nvlink_gbs=0 sm_read_gbs=200 sm_write_gbs=50")
+    check_signature(deep_ep.EPBuffer.get_theoretical_num_sms,
+                    "num_experts num_topk num_scaleout_topk=0 rdma_gbs=0 nvlink_gbs=0 sm_read_gbs=0 sm_write_gbs=0")
     check_signature(buffer.barrier, "use_comm_stream=True with_cpu_sync=False sequential=True")
     check_signature(deep_ep.EPBuffer.barrier,
                     "buffer wait_comm_stream=True with_cpu_sync=False sequential=True context_idx=None")

@@ -5,11 +5,14 @@ from typing import Any, Optional
 
 import torch
 
+from .. import _checks as checks
+from .. import _elastic_sizes as sizes
 from .. import comm
 from .._checks import wrong
 from .._eager import eager_class
 from ..elastic import ElasticBuffer, EPHandle
 from ..utils import EventOverlap
+from ..utils.envs import get_sm_read_gbs, get_sm_write_gbs
 
 __all__ = ["EPBuffer", "EPHandle"]
 
@@ -19,6 +22,7 @@ class EPBuffer(ElasticBuffer):
     """As ElasticBuffer, without a CPU part, and with results that come from the event (defer_epilogue)."""
 
     barrier = comm.barrier  # type: ignore[assignment]
+    _sm_model = sizes.V2_5
 
     def __init__(self, group: Any, num_bytes: Optional[int] = None, num_max_tokens_per_rank: int = 0, hidden: int = 0,
                  num_topk: int = 0, use_fp8_dispatch: bool = False, lb_allocation_plan_or_num_bytes: Any = 0,
@@ -34,6 +38,14 @@ class EPBuffer(ElasticBuffer):
             group, num_bytes, 0, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, deterministic,
             allow_hybrid_mode, allow_multiple_reduction, prefer_overlap_with_compute, 3 if sl_idx is None else sl_idx,
             num_allocated_qps, num_cpu_timeout_secs, num_gpu_timeout_secs, explicitly_destroy)
+
+    def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,
+                                nvlink_gbs: float = 0, sm_read_gbs: float = 0, sm_write_gbs: float = 0) -> int:
+        """As ElasticBuffer's, by the model of DeepEP 2.5; a rate of 0 is looked up."""
+        return super().get_theoretical_num_sms(
+            num_experts, num_topk, num_scaleout_topk, rdma_gbs, nvlink_gbs,
+            checks.rate("sm_read_gbs", sm_read_gbs, True) or get_sm_read_gbs(),
+            checks.rate("sm_write_gbs", sm_write_gbs, True) or get_sm_write_gbs())
 
     def dispatch(self, x: Any, topk_idx: Optional[torch.Tensor] = None,  # type: ignore[override]
                  topk_weights: Optional[torch.Tensor] = None,

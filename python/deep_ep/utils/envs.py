@@ -7,7 +7,7 @@ import os
 import random
 import re
 import subprocess
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,26 @@ from .._checks import refused
 _seeds = {"local": 0, "global": 0}
 _local_rank: Optional[int] = None
 _CARDS = "/sys/class/infiniband"
+
+
+class EnvOverride:
+    """Sets variables of the environment for a `with` block: (name, value, whether to) of each."""
+
+    def __init__(self, envs: List[Tuple[str, str, bool]]) -> None:
+        self.envs = {name: value for name, value, enabled in envs if enabled}
+        self._old: Dict[str, Optional[str]] = {}
+
+    def __enter__(self) -> "EnvOverride":
+        self._old = {name: os.environ.get(name) for name in self.envs}
+        os.environ.update(self.envs)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for name, value in self._old.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def init_seed(global_seed: int) -> None:
@@ -101,6 +121,16 @@ def get_nvlink_gbs(factor: float = 0.9) -> float:
     """GB/s of this GPU's NVLinks together, times the factor; 0 if there are none."""
     first = re.split(r"^GPU \d+:", _output("nvidia-smi", "nvlink", "-s"), flags=re.MULTILINE)[1:2]
     return factor * sum(float(rate) for rate in re.findall(r"Link \d+: *([\d.]+) GB/s", "".join(first)))
+
+
+def get_sm_read_gbs() -> float:
+    """GB/s that one SM reads, in DeepEP 2.5's model."""
+    return 180
+
+
+def get_sm_write_gbs() -> float:
+    """GB/s that one SM writes, in DeepEP 2.5's model."""
+    return 45
 
 
 def _card(nic_name: Optional[str]) -> str:

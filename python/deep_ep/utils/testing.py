@@ -3,11 +3,15 @@
 
 import contextlib
 import os
+import re
+import sys
 import time
 from typing import Any, Callable, Iterator, List, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
+
+from .._checks import wrong
 
 _L2_BYTES = 256 << 20  # more than any cache
 
@@ -67,22 +71,37 @@ def bench(fn: Callable[[], Any], num_warmups: int = 30, num_tests: int = 30,
 
 
 @contextlib.contextmanager
-def _silence(enabled: bool) -> Iterator[None]:
+def suppress_stdout_stderr() -> Iterator[None]:
     """Nothing is printed, by this process's libraries either."""
-    if not enabled:
-        yield
-        return
     kept = [os.dup(1), os.dup(2)]
     null = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        yield
+        for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            os.dup2(null, fd)
+        with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing), \
+                contextlib.redirect_stderr(nothing):
+            yield
     finally:
         for fd, old in zip((1, 2), kept):
             os.dup2(old, fd)
             os.close(old)
         os.close(null)
+
+
+@contextlib.contextmanager
+def empty_suppress() -> Iterator[None]:
+    """Suppresses nothing."""
+    yield
+
+
+def parse_num_bytes(text: str) -> int:
+    """Bytes, as in "64M", "1.5 GiB" or "1048576": a positive number, and K, M, G or T of 1024."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]?)(?:I?B)?\s*", text, re.IGNORECASE)
+    number = int(float(match.group(1)) * 1024 ** " KMGT".index(match.group(2).upper() or " ")) if match else 0
+    if number < 1:
+        raise wrong("text", "a positive number of bytes, as 1G, 64M, 512K or 1048576", repr(text))
+    return number
 
 
 def _before_each(flush_l2: bool, together: bool, barrier: Optional[Callable[[], Any]]) -> None:
@@ -131,7 +150,7 @@ def bench_kineto(fn: Callable[[], Any], kernel_names: Union[str, Tuple[str, ...]
     together = barrier_comm_profiling and not _variable("EP_DISABLE_BARRIER_PROFILING")
     fn()
     _synchronize()
-    with _silence(suppress_kineto_output):
+    with suppress_stdout_stderr() if suppress_kineto_output else empty_suppress():
         schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
         activity = torch.profiler.ProfilerActivity
         with torch.profiler.profile(activities=[activity.CUDA if torch.cuda.is_available() else activity.CPU],
