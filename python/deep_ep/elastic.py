@@ -94,8 +94,8 @@ class ElasticBuffer:
             self._domains, self.num_rdma_ranks == 1, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch,
             allow_multiple_reduction)
         self._engine.settings.num_nvl_bytes = self.num_bytes - num_cpu_bytes
-        self.num_allocated_qps = num_allocated_qps or sizes.default_qps(
-            self._domains.hybrid, self._domains.hybrid and check_fast_rdma_atomic_support())
+        self.num_allocated_qps = num_allocated_qps or sizes.default_qps(  # on one node, too
+            allow_hybrid_mode, allow_hybrid_mode and check_fast_rdma_atomic_support())
         self.runtime = Runtime(self._engine)
         self.nccl_comm_handle = None
         self._num_sms: Dict[Any, int] = {}
@@ -239,7 +239,7 @@ class ElasticBuffer:
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs for this many SMs by DeepEP's model."""
         num_sms = checks.positive("num_sms", num_sms, 0)
-        return sizes.theoretical_qps(num_sms, self._domains.hybrid, self.num_allocated_qps)
+        return sizes.theoretical_qps(num_sms, self.allow_hybrid_mode, self.num_allocated_qps)
 
     # ---- Streams
 

@@ -101,7 +101,15 @@ def test_sms_and_qps(world: World) -> None:
             buffer.get_theoretical_num_sms(16, 17)
         with refused("num_experts: expected an integer of at least %d" % world.nranks):
             buffer.get_theoretical_num_sms(world.nranks - 1, 1)
-        assert buffer.num_allocated_qps == 17 and buffer.get_theoretical_num_qps(sms) <= 9
+        # As DeepEP, by the argument: on one node, too.
+        assert buffer.num_allocated_qps in (65, 129)
+        assert buffer.get_theoretical_num_qps(4) == 65 and buffer.get_theoretical_num_qps(
+            64) == buffer.num_allocated_qps
+        buffer._check_qps(18)
+    with elastic(world, allow_hybrid_mode=False) as buffer:
+        assert buffer.num_allocated_qps == 17 and buffer.get_theoretical_num_qps(64) == 9
+        with refused("num_qps: expected at most num_allocated_qps = 17"):
+            buffer._check_qps(18)
     with elastic(world, prefer_overlap_with_compute=False, num_allocated_qps=5) as buffer:
         assert buffer.get_theoretical_num_sms(16, 4) >= 64 and buffer.get_theoretical_num_qps(20) == 5
 
