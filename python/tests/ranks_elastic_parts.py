@@ -323,6 +323,59 @@ def test_utilities_of_2_5(world: World) -> None:
             older.get_theoretical_num_sms(16, 4, sm_read_gbs=0)
 
 
+def test_bench_kineto(world: World) -> None:
+    """[E] 7: the names of DeepEP's tests have times, so that nobody divides by 0; what did not run has none."""
+    from deep_ep.utils.testing import bench_kineto
+
+    def bench(fn: Callable[[], Any], names: Any, **options: Any) -> Any:
+        return bench_kineto(fn, names, num_tests=4, suppress_kineto_output=True, **options)
+
+    work, before = make_work(world, 3), vars(deep_ep.EPBuffer)["dispatch"]
+    for kind in (deep_ep.ElasticBuffer, deep_ep.EPBuffer):
+        with elastic(world, kind=kind) as buffer:
+            rows, _idx, _weights, handle, _event = send(world, buffer, work)
+            together = dict(barrier_comm_profiling=True, barrier=buffer.barrier)
+            for options in ({}, dict(async_with_compute_stream=True), dict(do_expand=True)):
+                times = bench(lambda: send(world, buffer, work, **options), (
+                    "dispatch_impl", "dispatch_copy_epilogue_impl", "combine_impl", "barrier"), **together)
+                assert 0 < times[0] < 1 and times[1] == times[0] and times[2] == 0 and times[3] > 0, times
+            times = bench(lambda: buffer.combine(rows, handle), ("combine_impl", "combine_reduce_epilogue_impl"))
+            assert 0 < times[0] == times[1] < 1
+            assert 0 < bench(lambda: [buffer.barrier() for _ in range(5)], "barrier", **together) < 1
+            if kind is deep_ep.EPBuffer:
+                deferred = dict(defer_epilogue=True, async_with_compute_stream=True)
+                assert bench(lambda: send(world, buffer, work, **deferred).wait()[0], "dispatch_impl") > 0
+    with elastic(world, num_bytes=BIG) as buffer:
+        buffer.pp_set_config(4096, 2)
+        one = world.to(torch.ones(64))
+
+        def ring() -> None:
+            buffer.pp_send(one, (world.rank + 1) % world.nranks)
+            buffer.pp_recv(one, (world.rank - 1) % world.nranks)
+        assert min(bench(ring, ("send_impl", "recv_impl"))) > 0
+    assert vars(deep_ep.EPBuffer)["dispatch"] is before
+    low_latency(world, bench)
+
+
+def low_latency(world: World, bench: Callable[..., Any]) -> None:
+    """V1's: two kernels per period are the call and its hook."""
+    if world.device.type == "cuda":
+        return  # kernels have these names there
+    buffer, experts = world.buffer(), 2 * world.nranks
+    x = torch.ones(8, 512).bfloat16()
+    idx = torch.arange(16).view(8, 2) % experts
+
+    def pair(hooked: bool) -> None:
+        rows, _count, handle, _event, hook = buffer.low_latency_dispatch(
+            x, idx, 8, experts, use_fp8=False, return_recv_hook=hooked)
+        hook and hook()
+        _x, _event, hook = buffer.low_latency_combine(rows, idx, torch.ones(8, 2), handle, return_recv_hook=hooked)
+        hook and hook()
+    whole = bench(lambda: pair(False), ("dispatch", "combine"))
+    halves = bench(lambda: pair(True), ("dispatch", "combine"), num_kernels_per_period=2)
+    assert min(whole) > 0 and all(len(parts) == 2 and min(parts) > 0 for parts in halves), (whole, halves)
+
+
 def test_attributes(world: World) -> None:
     """[E] 2: attributes that callers read, and reuse of a buffer by its group and bytes."""
     with elastic(world) as buffer:

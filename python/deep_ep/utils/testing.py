@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing for tests and benchmarks, on a GPU; bench() measures on the CPU too, where bench_kineto() finds no kernels."""
+"""Timing for tests and benchmarks, on a GPU and on the CPU."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .._checks import wrong
+from ._operations import OPERATIONS, V1_OPERATIONS, Calls
 
 _L2_BYTES = 256 << 20  # more than any cache
 
@@ -122,25 +123,47 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _durations(profiler: Any, name: str, per_period: int) -> Any:
-    """Average seconds of the kernels whose names contain `name`; of each of several per period, a list."""
+def _kernels(profiler: Any, name: str) -> List[float]:
+    """Seconds of the kernels for one of DeepEP's names, or of the one kernel whose name contains `name`; by their
+    begin."""
+    operation = OPERATIONS.get(name)
     events = sorted((event for event in profiler.events()
-                     if event.device_type == torch.autograd.DeviceType.CUDA and name in event.name),
+                     if event.device_type == torch.autograd.DeviceType.CUDA
+                     and (re.search(operation.kernels, event.name) if operation else name in event.name)),
                     key=lambda event: event.time_range.start)
-    times = [event.time_range.elapsed_us() / 1e6 for event in events]
-    if len({event.name for event in events}) > 1:
+    if not operation and len({event.name for event in events}) > 1:
         raise AssertionError("kernel name %r: expected one kernel, got %s" % (
             name, sorted({event.name for event in events})))
+    return [event.time_range.elapsed_us() / 1e6 for event in events]
+
+
+def _durations(profiler: Any, calls: Calls, name: str, per_period: int) -> Any:
+    """Average seconds of one of DeepEP's operations, or of a kernel; of each of several per period, a list."""
+    times, operation = _kernels(profiler, name), OPERATIONS.get(name)
+    count = len(times)
+    if times and operation:  # an operation is one launch or several
+        count = len(calls.of(*(one for one in OPERATIONS.values() if one.kernels == operation.kernels))) or count
+    elif not times and (operation or name in V1_OPERATIONS):  # CPU tensors
+        made = calls.of(operation or V1_OPERATIONS[name])
+        times, count = [seconds for call in made for seconds in call], len(made)
     if per_period == 1:
-        return sum(times) / len(times) if times else 0
+        return sum(times) / count if times else 0
     return [sum(part) / len(part) if part else 0 for part in (times[i::per_period] for i in range(per_period))]
+
+
+def _as_methods(barrier: Optional[Callable[[], Any]]) -> Optional[Callable[[], Any]]:
+    """A buffer's barrier is looked up again in each call: see Calls."""
+    owner, name = getattr(barrier, "__self__", None), getattr(barrier, "__name__", "")
+    return (lambda: getattr(owner, name)()) if owner is not None and hasattr(owner, name) else barrier
 
 
 def bench_kineto(fn: Callable[[], Any], kernel_names: Union[str, Tuple[str, ...]], num_tests: int = 30,
                  suppress_kineto_output: bool = False, trace_path: Optional[str] = None, flush_l2: bool = True,
                  barrier_comm_profiling: bool = False, num_kernels_per_period: int = 1,
                  barrier: Optional[Callable[[], Any]] = None) -> Any:
-    """Average seconds of kernels by torch's profiler: one number per name, 0 for a name that is not found.
+    """Average seconds of kernels by torch's profiler: one number per name, 0 for a name that is not found. With the
+    names of DeepEP's tests (dispatch_impl, combine_impl and so on) those of EPX's kernels per operation; with CPU
+    tensors, of the calls until they are complete. What DeepEP does in an epilogue has the time of the whole operation.
 
     EP_USE_NVIDIA_TOOLS=1 returns 1 at once; EP_DISABLE_BARRIER_PROFILING=1 leaves the barriers out.
     """
@@ -150,18 +173,20 @@ def bench_kineto(fn: Callable[[], Any], kernel_names: Union[str, Tuple[str, ...]
     together = barrier_comm_profiling and not _variable("EP_DISABLE_BARRIER_PROFILING")
     fn()
     _synchronize()
+    calls, barrier = Calls(complete=not torch.cuda.is_available()), _as_methods(barrier)
     with suppress_stdout_stderr() if suppress_kineto_output else empty_suppress():
         schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
         activity = torch.profiler.ProfilerActivity
         with torch.profiler.profile(activities=[activity.CUDA if torch.cuda.is_available() else activity.CPU],
                                     schedule=schedule, acc_events=True) as profiler:
-            for _step in range(2):
-                for _ in range(num_tests):
-                    _before_each(flush_l2, together, barrier)
-                    fn()
-                _synchronize()
+            for step in (contextlib.nullcontext(), calls):  # the first warms up
+                with step:
+                    for _ in range(num_tests):
+                        _before_each(flush_l2, together, barrier)
+                        fn()
+                    _synchronize()
                 profiler.step()
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
-    found = [_durations(profiler, name, num_kernels_per_period) for name in names]
+    found = [_durations(profiler, calls, name, num_kernels_per_period) for name in names]
     return found[0] if isinstance(kernel_names, str) else found
