@@ -10,6 +10,7 @@ import torch
 from ._checks import MAX_TOPK, positive, wrong
 
 ALIGNMENT = 2 << 20  # of every size of a buffer
+RDMA_ALIGNMENT, TMA_ALIGNMENT = 64, 32  # DeepEP's
 _FORWARDED = 1280  # tokens per source node that DeepEP has in flight between nodes
 
 Shapes = Union[Sequence[int], Iterable[Sequence[int]]]

@@ -26,7 +26,7 @@ from deep_ep._elastic_gather import Gathers
 from deep_ep._elastic_meeting import Meeting
 from deep_ep._elastic_move import default_device
 from deep_ep._memory import CudaHeap
-from ranks_elastic import HIDDEN, elastic, make_work, send
+from ranks_elastic import HIDDEN, MAX, elastic, make_work, send
 from reference import same_bits
 from suite import World, environment, refused
 
@@ -227,6 +227,42 @@ def test_ep_buffer(world: World) -> None:
             with refused(what):
                 call()
     buffer.destroy()
+
+
+def test_what_2_5_asks_a_buffer(world: World) -> None:
+    """context, main_context, print_memory_usage, sl_idx of EPBuffer; alignments, sizes and refusals of deep_ep._C."""
+    group, whole = dist.group.WORLD, (1, world.nranks)
+    work = make_work(world, 3)
+    with elastic(world, kind=deep_ep.EPBuffer) as buffer:
+        context = buffer.context
+        assert isinstance(buffer, deep_ep.BufferBase) and buffer.main_context is context
+        assert context.get_physical_domain_size() == context.get_logical_domain_size() == whole
+        assert (context.num_gpu_buffer_bytes, context.num_workspace_bytes, context.num_rdma_storage_bytes) == (
+            buffer.num_bytes, 0, 0)
+        for groups in (0, 1):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                buffer.print_memory_usage()
+            text = "deep_ep.EPBuffer: %d bytes; %d groups" % (buffer.num_bytes, groups)
+            assert printed.getvalue().startswith(text), printed.getvalue()
+            send(world, buffer, work)
+        assert buffer.num_bytes == deep_ep._C.calculate_ep_buffer_size(
+            deep_ep.comm.get_nccl_comm_handle(group).get(), MAX, HIDDEN, 4, False, True, True)
+    assert buffer.context is None and buffer.main_context is None
+    assert is_refused(buffer.print_memory_usage, "destroyed")
+    for variables, given, expected in (({}, {}, 3), ({"EP_DEFAULT_RDMA_SL": "5"}, {}, 5),
+                                       ({"EP_DEFAULT_RDMA_SL": "5"}, {"sl_idx": 1}, 1),
+                                       ({"EP_DEFAULT_RDMA_SL": "5", "EP_OVERRIDE_RDMA_SL": "0"}, {"sl_idx": 1}, 0),
+                                       ({"EP_DEFAULT_RDMA_SL": "5", "EP_OVERRIDE_RDMA_SL": "0"}, {}, 0)):
+        with environment(**variables), elastic(world, kind=deep_ep.EPBuffer, **given) as buffer:
+            assert buffer.sl_idx == expected
+    for module in (deep_ep, deep_ep._C):
+        assert (module.get_num_allocation_alignment(), module.get_num_rdma_alignment(),
+                module.get_num_tma_alignment()) == (2097152, 64, 32)
+    assert not hasattr(deep_ep._C, "EPBuffer") and not hasattr(deep_ep._C, "no_such_name")
+    try:
+        deep_ep._C.EPBuffer
+    except AttributeError as failure:
+        assert "no compiled runtime; its buffers are in deep_ep" in str(failure)
 
 
 def test_surroundings(world: World) -> None:

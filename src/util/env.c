@@ -103,7 +103,8 @@ static const struct env_entry entries[] = {
      "= means exact names, a leading ^ all but these"},
     {"EPX_IB_GID_INDEX", "UCCL_IB_GID_INDEX,NCCL_IB_GID_INDEX", "-1",
      "GID that verbs uses on its cards; -1: the best, RoCEv2 over IPv4 before RoCEv2 over IPv6 before others"},
-    {"EPX_IB_SL", "EP_OVERRIDE_RDMA_SL,UCCL_IB_SL,NCCL_IB_SL", "3, on an EFA 8", "Service level of verbs"},
+    {"EPX_IB_SL", "EP_OVERRIDE_RDMA_SL,EP_DEFAULT_RDMA_SL,UCCL_IB_SL,NCCL_IB_SL", "3, on an EFA 8",
+     "Service level of verbs"},
     {"EPX_IB_TC", "UCCL_IB_TC,NCCL_IB_TC", "104, on an EFA 0", "Traffic class of verbs"},
     {"EPX_IB_TIMEOUT", "NCCL_IB_TIMEOUT", "18, or less",
      "Time after which a card repeats a packet, 4.096 us * 2^this; the default makes all repeats end within "

@@ -55,7 +55,8 @@ json "every variable" \
 json "no warnings about the environment" "not any('EPX_' in w for w in o['warnings'])"
 
 EPX_NTE=1 EPX_PROXY_THRAEDS=1 EPX_XYZZY=1 NCCL_IB_HCA='a"b' UCCL_IB_HCA=mlx5_0 EPX_IB_SL=4 NCCL_IB_SL=5 \
-    UCCL_RDMA_ADAPTIVE_SLEEP=1 UCCL_EP_ENABLE_AGGRESSIVE_ATOMIC=0 expect 0 "with variables" "$epx" doctor --json
+    EP_DEFAULT_RDMA_SL=6 UCCL_RDMA_ADAPTIVE_SLEEP=1 UCCL_EP_ENABLE_AGGRESSIVE_ATOMIC=0 \
+    expect 0 "with variables" "$epx" doctor --json
 json "misspelt" "any('EPX_NTE' in w and 'did you mean EPX_NET?' in w for w in o['warnings'])"
 json "letters swapped" "any('EPX_PROXY_THRAEDS' in w and 'EPX_PROXY_THREADS' in w for w in o['warnings'])"
 json "unknown" "any(w.endswith('EPX_XYZZY is set, but EPX reads no such variable') for w in o['warnings'])"
@@ -64,6 +65,7 @@ json "the alias that counts" \
 json "the switch of UCCL-EP for AMD" \
     "variables['EPX_AGGRESSIVE_ATOMIC']['value'] == '0' and not any('AGGRESSIVE' in w for w in o['warnings'])"
 json "the alias that does not" "any('NCCL_IB_HCA is \"a\"b\" to no effect' in w for w in o['warnings'])"
+json "DeepEP's variable" "any('EP_DEFAULT_RDMA_SL is \"6\" to no effect: EPX_IB_SL' in w for w in o['warnings'])"
 json "an alias behind the variable" "any('NCCL_IB_SL is \"5\" to no effect: EPX_IB_SL' in w for w in o['warnings'])"
 json "a name without effect" "any('UCCL_RDMA_ADAPTIVE_SLEEP has no effect' in w for w in o['warnings'])"
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """EPBuffer: ElasticBuffer's dispatch and combine by the name and the arguments of DeepEP's later development."""
 
-from typing import Any, Optional
+import os
+from typing import Any, List, Optional
 
 import torch
 
@@ -13,12 +14,13 @@ from .._eager import eager_class
 from ..elastic import ElasticBuffer, EPHandle
 from ..utils import EventOverlap
 from ..utils.envs import get_sm_read_gbs, get_sm_write_gbs
+from .base import BufferBase, Context
 
 __all__ = ["EPBuffer", "EPHandle"]
 
 
 @eager_class
-class EPBuffer(ElasticBuffer):
+class EPBuffer(BufferBase, ElasticBuffer):
     """As ElasticBuffer, without a CPU part, and with results that come from the event (defer_epilogue)."""
 
     barrier = comm.barrier  # type: ignore[assignment]
@@ -38,6 +40,17 @@ class EPBuffer(ElasticBuffer):
             group, num_bytes, 0, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, deterministic,
             allow_hybrid_mode, allow_multiple_reduction, prefer_overlap_with_compute, 3 if sl_idx is None else sl_idx,
             num_allocated_qps, num_cpu_timeout_secs, num_gpu_timeout_secs, explicitly_destroy)
+        if sl_idx is None and not os.environ.get("EP_OVERRIDE_RDMA_SL"):
+            self.sl_idx = int(os.environ.get("EP_DEFAULT_RDMA_SL") or self.sl_idx)
+        self.context = Context(self.num_bytes, self.get_physical_domain_size(), self.get_logical_domain_size())
+
+    def destroy(self) -> None:
+        """As ElasticBuffer's."""
+        super().destroy()
+        self.context = None
+
+    def _groups(self) -> List[Any]:
+        return [pool.group for pool in self._open()._pools()]
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,
                                 nvlink_gbs: float = 0, sm_read_gbs: float = 0, sm_write_gbs: float = 0) -> int:
