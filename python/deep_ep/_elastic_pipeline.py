@@ -228,6 +228,11 @@ class Pipeline:
         self._check_earlier()
 
     @property
+    def groups(self) -> List[epx.Group]:
+        """Of the pairs that this rank is in."""
+        return [channel.mover.group for channel in self._channels.values()]
+
+    @property
     def captured(self) -> bool:
         """True if a send or a receive was captured into a graph."""
         return any(channel.mover.captured for channel in self._channels.values())

@@ -714,6 +714,81 @@ def test_pipeline(world: World) -> None:
     check_pipeline(world)
 
 
+def check_pp_buffer(world: World) -> None:
+    """A ring as a buffer of its own: random neighbours, as many in flight as there may be."""
+    inflight, ranks, me = 3, world.nranks, world.rank
+    buffer = deep_ep.PPBuffer(dist.group.WORLD, 4096, inflight, explicitly_destroy=True)
+    rng, queued = random.Random(1), {}
+
+    def receive(edge: Any) -> None:
+        sent, n = queued[edge].pop(0)
+        if edge[1] == me:
+            one = world.to(torch.zeros(n))
+            buffer.recv(one, edge[0])
+            assert one.unique().tolist() == [sent]
+
+    for step in range(60):
+        source = rng.randrange(ranks)
+        edge = (source, (source + rng.choice((1, -1))) % ranks)
+        queue = queued.setdefault(edge, [])
+        if len(queue) == inflight or queue and rng.random() < 0.4:
+            receive(edge)
+        else:
+            queue.append((step + 1, 8 * rng.randrange(1, 128)))
+            if edge[0] == me:
+                buffer.send(world.to(torch.full((queue[-1][1],), step + 1.0)), edge[1], num_sms=4)
+    for edge in queued:
+        while queued[edge]:
+            receive(edge)
+    assert isinstance(buffer, deep_ep.BufferBase) and buffer.main_context.num_gpu_buffer_bytes == 2 << 20
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        buffer.print_memory_usage()
+    assert printed.getvalue().startswith("deep_ep.PPBuffer: 2097152 bytes; %d groups" % (4 if ranks > 2 else 2))
+    world.meet()
+    buffer.destroy()
+    buffer.destroy()
+    assert buffer.runtime is None and buffer.main_context is None
+    assert is_refused(lambda: buffer.send(world.to(torch.ones(64)), (me + 1) % ranks), "destroyed")
+
+
+def test_pp_buffer(world: World) -> None:
+    """PPBuffer of DeepEP 2.5, inside a node and with every rank a node."""
+    check_pp_buffer(world)
+    if world.nodes:
+        with environment(EPX_RANKS_PER_NODE="1", EPX_NET="ofi:tcp"):
+            check_pp_buffer(world)
+    for what, arguments in (("num_max_tensor_bytes", (0, 4)), ("num_max_inflight_tensors", (64, -1))):
+        with refused(what + ": expected an integer of at least 1"):
+            deep_ep.PPBuffer(dist.group.WORLD, *arguments)
+    local = deep_ep.PPBuffer(dist.group.WORLD, 64, 1)
+    assert is_refused(local.destroy, "explicitly_destroy=True")
+    del local  # on each rank by itself
+    gc.collect()
+
+
+def test_buffer_allocator(world: World) -> None:
+    """BufferAllocator of DeepEP 2.5: a plan of tensors, and the memory that they get."""
+    plan = deep_ep.BufferAllocator()
+    tensors = [plan.allocate(shape, dtype) for shape, dtype in (
+        ((3, 5), torch.float32), ((7,), torch.bfloat16), ((0,), torch.int64), ((2 << 20,), torch.uint8))]
+    assert all(t.is_meta for t in tensors) and not plan.materialized
+    assert [offset for _tensor, offset in plan.allocations] == [0, 2 << 20, 4 << 20, 4 << 20]
+    assert (plan.num_bytes, plan.alignment) == (6 << 20, 2 << 20)
+    for bad in (torch.empty(4, dtype=torch.uint8), torch.empty(6 << 20, dtype=torch.int8), None):
+        with refused("storage: expected a contiguous uint8 tensor of 6291456 bytes"):
+            plan.materialize(bad)
+    storage = torch.zeros(plan.num_bytes, dtype=torch.uint8, device=world.device)
+    plan.materialize(storage)
+    assert plan.materialized and [t.shape for t in tensors] == [(3, 5), (7,), (0,), (2 << 20,)]
+    for value, tensor in enumerate(tensors):
+        assert tensor.device == world.device and not tensor.numel() or tensor.data_ptr() % 4 == 0
+        tensor.fill_(value + 1)
+    assert tensors[0].data_ptr() == storage.data_ptr() and storage[4 << 20:].unique().tolist() == [4]
+    assert storage[2 << 20:(2 << 20) + 14].view(torch.bfloat16).tolist() == [2.0] * 7
+    assert is_refused(lambda: plan.allocate((1,), torch.int8), "that has no memory yet")
+    assert is_refused(lambda: plan.materialize(storage), "that has no memory yet")
+
+
 def check_pipeline_sizes(world: World) -> None:
     """A tensor of another size than was sent: both sizes are named, and the ring goes on with the next tensor."""
     gpu = world.device.type == "cuda"
