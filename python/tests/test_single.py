@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import unittest
 import weakref
+from typing import Any, Dict, List, Tuple
 from unittest import mock
 
 import numpy
@@ -21,6 +23,8 @@ import torch
 import epx
 from deep_ep import _elastic_meeting
 from deep_ep._elastic_meeting import Meeting
+from deep_ep.utils import testing
+from deep_ep.utils._operations import Calls
 from epx import _rounds as rounds
 from epx import dlpack
 from epx._abi import TensorStruct
@@ -148,6 +152,40 @@ class Meetings(unittest.TestCase):
             for thread in threads:
                 thread.join()
         self.assertEqual(found, [True, True])
+
+
+class Kernels(unittest.TestCase):
+    """bench_kineto's names on a GPU, in a profile with the names of docs/cuda.md. (ranks_elastic_parts has the CPU.)"""
+
+    def found(self, kernels: List[Tuple[str, float]], calls: Dict[str, int], name: str, per_period: int = 1) -> Any:
+        events = [types.SimpleNamespace(
+            name="%s(launch_info)" % kernel, device_type=torch.autograd.DeviceType.CUDA,
+            time_range=types.SimpleNamespace(start=at, elapsed_us=lambda us=us: us))
+            for at, (kernel, us) in enumerate(kernels)]
+        made = Calls(False)
+        made._calls.update({method: [[1e-3]] * count for method, count in calls.items()})
+        return testing._durations(types.SimpleNamespace(events=lambda: events), made, name, per_period)
+
+    def test_launches_of_an_operation_are_added(self) -> None:
+        kernels = [("epx_ht::notify", 5.0), ("epx_ht::dispatch", 10.0), ("epx_ht::dispatch", 20.0),
+                   ("epx_ht::combine", 40.0), ("void cutlass::dispatch_rows", 900.0)] * 3
+        calls = {"dispatch": 3, "combine": 3, "barrier": 3}
+        for name, us in (("dispatch_impl", 30.0), ("dispatch_copy_epilogue_impl", 30.0), ("combine_impl", 40.0),
+                         ("combine_reduce_epilogue_impl", 40.0), ("barrier", 5.0), ("send_impl", 30.0),
+                         ("dispatch_rows", 900.0), ("no such kernel", 0)):
+            self.assertAlmostEqual(self.found(kernels, calls, name), us / 1e6, msg=name)
+        self.assertAlmostEqual(self.found(kernels, {}, "dispatch_impl"), 15e-6)  # replays of a graph: per launch
+
+    def test_kernels_of_one_node(self) -> None:
+        kernels = [("epx_ll_one_node::dispatch", 3.0), ("epx_ll_one_node::dispatch", 7.0),
+                   ("epx_ll_one_node::combine_logfmt", 8.0)] * 2
+        self.assertEqual([round(1e6 * t) for t in self.found(kernels, {}, "dispatch", 2)], [3, 7])
+        self.assertAlmostEqual(self.found(kernels, {"low_latency_combine": 2}, "combine_impl"), 8e-6)
+
+    def test_cpu_tensors_of_a_program_with_a_gpu(self) -> None:
+        self.assertAlmostEqual(self.found([("sin", 1.0)], {"dispatch": 4}, "dispatch_impl"), 1e-3)
+        with self.assertRaisesRegex(AssertionError, "expected one kernel, got"):
+            self.found([("sin_a", 1.0), ("sin_b", 1.0)], {}, "sin")
 
 
 class Descriptors(unittest.TestCase):
