@@ -13,6 +13,7 @@ from ._C import get_num_allocation_alignment, get_num_rdma_alignment, get_num_tm
 from .buffer import Buffer
 from .buffers.allocator import BufferAllocator
 from .buffers.base import BufferBase
+from .buffers.engram import EngramBuffer
 from .buffers.ep import EPBuffer
 from .buffers.pp import PPBuffer
 from .comm import destroy_all_managed_nccl_comm
@@ -27,7 +28,7 @@ topk_idx_t = torch.int64
 
 __all__ = [
     "__version__", "Buffer", "BufferAllocator", "BufferBase", "check_nvlink_connections", "Config",
-    "destroy_all_managed_nccl_comm", "destroy_uccl", "ElasticBuffer", "EPBuffer", "EPHandle", "EventHandle",
-    "EventOverlap", "get_logical_domain_size", "get_num_allocation_alignment", "get_num_rdma_alignment",
+    "destroy_all_managed_nccl_comm", "destroy_uccl", "ElasticBuffer", "EngramBuffer", "EPBuffer", "EPHandle",
+    "EventHandle", "EventOverlap", "get_logical_domain_size", "get_num_allocation_alignment", "get_num_rdma_alignment",
     "get_num_tma_alignment", "get_physical_domain_size", "HybridEPBuffer", "initialize_uccl", "PPBuffer", "topk_idx_t",
 ]

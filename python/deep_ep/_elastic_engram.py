@@ -6,7 +6,7 @@ every rank calls it, with any number of indices.
 """
 
 import json
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import epx
 import torch
@@ -84,7 +84,7 @@ class Engram:
         data = parts[0] if len(parts) == 1 else torch.cat(parts)
         result = data[:, :width].contiguous().view(self._dtype).view(
             indices.shape[0], indices.shape[1] * self._hidden)
-        scales = self._scales(indices, tma_scales)
+        scales = None if self._sf is None else gather_scales(self._sf, indices, tma_scales)
         return lambda: (result, scales)
 
     def _check_range(self, indices: torch.Tensor) -> None:
@@ -126,20 +126,25 @@ class Engram:
         self._replies.settle()
         return out
 
-    def _scales(self, indices: torch.Tensor, tma_scales: bool) -> Optional[torch.Tensor]:
-        if self._sf is None:
-            return None
-        rows = self._sf[indices.reshape(-1).long()].reshape(indices.shape[0], indices.shape[1] * self._sf.shape[1])
-        if not tma_scales:
-            return rows
-        out = torch.empty(rows.shape[1], up(rows.shape[0], 4), dtype=rows.dtype, device=rows.device)
-        out[:, :rows.shape[0]] = rows.t()
-        return out.as_strided(rows.shape, (1, out.shape[1]))
+    @property
+    def groups(self) -> List[epx.Group]:
+        """Those of requests and of replies."""
+        return [self._asks.group, self._replies.group]
 
     def close(self, wait: bool) -> None:
         """Destroys the group. Local."""
         self._asks.close(wait)
         self._replies.close(wait)
+
+
+def gather_scales(sf: torch.Tensor, indices: torch.Tensor, tma_scales: bool) -> torch.Tensor:
+    """The scales of these rows, [tokens, n * packs]; `tma_scales`: by columns, each of a multiple of 4."""
+    rows = sf[indices.reshape(-1).long()].reshape(indices.shape[0], indices.shape[1] * sf.shape[1])
+    if not tma_scales:
+        return rows
+    out = torch.empty(rows.shape[1], up(rows.shape[0], 4), dtype=rows.dtype, device=rows.device)
+    out[:, :rows.shape[0]] = rows.t()
+    return out.as_strided(rows.shape, (1, out.shape[1]))
 
 
 def check_storage(engine: ElasticEngine, storage: Any, sf: Any, most_bytes: int) -> None:

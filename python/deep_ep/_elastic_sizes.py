@@ -11,6 +11,7 @@ from ._checks import MAX_TOPK, positive, wrong
 
 ALIGNMENT = 2 << 20  # of every size of a buffer
 RDMA_ALIGNMENT, TMA_ALIGNMENT = 64, 32  # DeepEP's
+_SHALLOWEST, _DEEPEST = 1024, 32768  # queue pairs of Engram
 _FORWARDED = 1280  # tokens per source node that DeepEP has in flight between nodes
 
 Shapes = Union[Sequence[int], Iterable[Sequence[int]]]
@@ -50,6 +51,16 @@ def engram_bytes(entries: int, hidden: int, tokens: int, dtype: torch.dtype) -> 
     """(GPU bytes, CPU bytes) of Engram storage."""
     row = up(hidden * dtype.itemsize)
     return up(row * tokens, ALIGNMENT), up(row * entries, ALIGNMENT)
+
+
+def engram_config(peers: int, requests: int, mega_reads: int, reads_per_qp: int) -> Tuple[int, int, bool]:
+    """(queue pairs, their depth, whether cards must have fewer reads in flight) for so many requests to all peers. A
+    read takes 10 us, and a card does so many millions a second."""
+    qps = max(math.ceil(mega_reads * 10 / reads_per_qp / peers), 1)
+    needed = -(-requests // (qps * peers))
+    if needed > _DEEPEST:
+        return int(-(-requests // (_DEEPEST * peers)) * 1.05), _DEEPEST, True
+    return qps, max(_SHALLOWEST, 1 << (needed - 1).bit_length()), False
 
 
 def pipeline_bytes(tensor_bytes: int, inflight: int) -> int:

@@ -668,6 +668,73 @@ def _check_engram(world: World, nodes: int) -> None:
                     assert not tma or scales.stride() == (1, -(-count // 4) * 4)
 
 
+def check_engram_buffer(world: World) -> None:
+    """Layers of different sizes; ranks with different numbers of tokens; results in any order."""
+    kind, group, ranks, me = deep_ep.EngramBuffer, dist.group.WORLD, world.nranks, world.rank
+    entries, hidden, tokens, n = [37, 5, 64], 64, 7, 3
+    for fp8 in (False, True):
+        dtype, packs = (torch.float8_e4m3fn, 2) if fp8 else (torch.bfloat16, 0)
+        sizes = kind.get_storage_size_hint(group, entries, hidden, tokens, n, dtype, packs)
+        assert sizes == ((4 << 20, 2 << 20) if fp8 else (2 << 20, 2 << 20))
+        buffer = kind(group, *sizes, False, *kind.get_theoretical_config(group, 3, tokens, n), explicitly_destroy=True)
+        assert (buffer.num_gpu_bytes, buffer.context.num_rdma_storage_bytes, buffer.rank_idx) == (*sizes, me)
+        assert is_refused(lambda: buffer.fetch(None), "expected set_config() before it")
+        buffer.set_config(entries, hidden, tokens, n, dtype, packs)
+        rng = torch.Generator().manual_seed(5)
+        tables = [torch.randn(ranks * e, hidden, generator=rng).to(dtype) for e in entries]
+        sfs = [torch.randint(0, 99, (ranks * e, packs), dtype=torch.int32, generator=rng) for e in entries]
+        for turn in (0, 1):  # another write replaces the tables
+            tables = [table.roll(turn, 0) for table in tables]
+            buffer.write([world.to(t[me * e:(me + 1) * e].clone()) for t, e in zip(tables, entries)],
+                         [world.to(sf) for sf in sfs] if fp8 else None)
+            for step in range(3):
+                count = 0 if me == step else tokens - step
+                idx = torch.stack([torch.randint(0, ranks * e, (count, n), dtype=torch.int32) for e in entries])
+                hooks = buffer.fetch(world.to(idx), use_tma_aligned_col_major_sf=step > 0)
+                for layer in ((2, 0, 1), (0, 1, 2), (1, 2, 0))[step]:
+                    got, flat = hooks[layer](), idx[layer].reshape(-1).long()
+                    data, scales = got if fp8 else (got, None)
+                    assert data.shape == (count, n * hidden) and data.dtype is dtype
+                    want = tables[layer].view(torch.uint8)[flat].reshape(count, n * hidden * dtype.itemsize)
+                    assert torch.equal(data.cpu().view(torch.uint8), want), layer
+                    if fp8:
+                        assert torch.equal(scales.cpu(), sfs[layer][flat].reshape(count, n * packs))
+                        assert not step or scales.stride() == (1, -(-count // 4) * 4)
+        if world.device.type == "cpu":
+            with refused("indices[1]: expected 0 to %d" % (5 * ranks - 1)):
+                buffer.fetch(torch.full((3, 1, n), 5 * ranks, dtype=torch.int32))
+        for what, call in (("num_max_tokens", lambda: buffer.fetch(world.to(torch.zeros(3, 8, n, dtype=torch.int32)))),
+                           ("storages", lambda: buffer.write([])), ("indices", lambda: buffer.fetch(idx[:1])),
+                           ("num_rdma_storage_bytes", lambda: buffer.set_config([1 << 20], hidden, 1, 1)),
+                           ("num_gpu_bytes", lambda: buffer.set_config([8], hidden, 1 << 20, 1)),
+                           ("dtype", lambda: buffer.set_config([8], hidden, 1, 1, torch.float32))):
+            with refused(what):
+                call()
+        buffer.barrier(wait_comm_stream=False)
+        buffer.destroy()
+
+
+def test_engram_buffer(world: World) -> None:
+    """EngramBuffer of DeepEP 2.5, inside a node and with every rank a node; ranks that differ are named."""
+    from deep_ep._elastic_sizes import engram_config
+
+    check_engram_buffer(world)
+    if world.nodes:
+        with environment(EPX_RANKS_PER_NODE="1", EPX_NET="ofi:tcp"):
+            check_engram_buffer(world)
+    buffer = deep_ep.EngramBuffer(dist.group.WORLD, 2 << 20, 2 << 20, False, 1, 1024, explicitly_destroy=True)
+    try:
+        buffer.set_config([4, 4 + (world.rank == 1)], 32, 1, 1)
+    except epx.MismatchError as failure:
+        assert "entries" in str(failure), failure
+    else:
+        raise AssertionError("ranks with layers of different sizes")
+    buffer.destroy()
+    assert engram_config(1, 100, 45, 16) == (29, 1024, False) and engram_config(4, 100, 90, 16) == (15, 1024, False)
+    assert engram_config(1, 29 * 1025, 45, 16) == (29, 2048, False)
+    assert engram_config(1, 29 * 32768 + 1, 45, 16) == (31, 32768, True)
+
+
 def check_pipeline(world: World) -> None:
     """First in, first out per directed pair; all ranks send as much as may be in flight before anyone receives."""
     with elastic(world, num_bytes=BIG) as buffer:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepEP's modules of buffers: elastic (V2.1), ep, pp, allocator and base (2.5), and legacy (V1)."""
+"""DeepEP's modules of buffers: elastic (V2.1), ep, pp, engram, allocator and base (2.5), and legacy (V1)."""

@@ -5,14 +5,12 @@ from typing import Any, List, Optional, Tuple
 
 
 class Context:
-    """The ranks and the bytes of a buffer, by the names of DeepEP's contexts. EPX has no workspace of a fixed size, and
-    no storage beside the buffer."""
+    """The ranks and the bytes of a buffer, by the names of DeepEP's contexts. EPX has no workspace of a fixed size."""
 
     num_workspace_bytes = 0
-    num_rdma_storage_bytes = 0
 
-    def __init__(self, num_bytes: int, physical: Tuple[int, int], logical: Tuple[int, int]) -> None:
-        self.num_gpu_buffer_bytes = num_bytes
+    def __init__(self, num_bytes: int, physical: Tuple[int, int], logical: Tuple[int, int], storage: int = 0) -> None:
+        self.num_gpu_buffer_bytes, self.num_rdma_storage_bytes = num_bytes, storage
         self._physical, self._logical = physical, logical
 
     def get_physical_domain_size(self) -> Tuple[int, int]:
@@ -25,7 +23,7 @@ class Context:
 
 
 class BufferBase:
-    """Of this class are EPBuffer and PPBuffer."""
+    """Of this class are EPBuffer, PPBuffer and EngramBuffer."""
 
     context: Optional[Context] = None
 

@@ -20,7 +20,7 @@ class Operation(NamedTuple):
 _SENT, _RETURNED, _COUNTED = r"\bepx_(ht|ll)\w*::dispatch\b", r"\bepx_(ht|ll)\w*::combine", r"\bepx_ht::notify\b"
 _DISPATCH = Operation(("dispatch", "dispatch_with_permute", "low_latency_dispatch"), _SENT)
 _COMBINE = Operation(("combine", "combine_with_unpermute", "low_latency_combine"), _RETURNED)
-_FETCH = Operation(("engram_fetch",), _SENT)
+_FETCH = Operation(("engram_fetch", "fetch"), _SENT)
 
 # EPX writes rows where they belong, and sums them where they are read: there is no kernel for the epilogue alone.
 OPERATIONS = {
