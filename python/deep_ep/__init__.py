@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepEP's interface over EPX: Buffer (V1), ElasticBuffer (V2) and HybridEPBuffer (Megatron-LM's), with the same names,
-arguments and results, on GPUs and CPUs, over any network."""
+"""DeepEP's interface over EPX: Buffer (V1), ElasticBuffer (2.1), EPBuffer, PPBuffer and EngramBuffer (2.5), and
+HybridEPBuffer (Megatron-LM's), with the same names, arguments and results, on GPUs and CPUs, over any network."""
 
 import epx
 import torch

@@ -116,8 +116,13 @@ def test_sms_and_qps(world: World) -> None:
 
 def test_names(world: World) -> None:
     """[E] 1: what DeepEP's callers and tests import."""
+    from deep_ep.buffers.allocator import BufferAllocator
+    from deep_ep.buffers.base import BufferBase
     from deep_ep.buffers.elastic import ElasticBuffer, EPHandle
+    from deep_ep.buffers.engram import EngramBuffer
+    from deep_ep.buffers.ep import EPBuffer
     from deep_ep.buffers.legacy import Buffer
+    from deep_ep.buffers.pp import PPBuffer
     from deep_ep.utils import EventHandle, EventOverlap
     from deep_ep.utils.comm import NCCLCommHandle, destroy_all_managed_nccl_comm, get_nccl_comm_handle
     from deep_ep.utils.event import EventHandle as again
@@ -125,6 +130,8 @@ def test_names(world: World) -> None:
     from deep_ep.utils.semantic import value_or, weak_lru
 
     assert (ElasticBuffer, EPHandle, Buffer) == (deep_ep.ElasticBuffer, deep_ep.EPHandle, deep_ep.Buffer)
+    assert (BufferAllocator, BufferBase, EngramBuffer, EPBuffer, PPBuffer) == (
+        deep_ep.BufferAllocator, deep_ep.BufferBase, deep_ep.EngramBuffer, deep_ep.EPBuffer, deep_ep.PPBuffer)
     assert again is EventHandle and deep_ep.EventOverlap is EventOverlap and weak_lru is not None
     assert deep_ep.__version__.startswith("2.1.0") and value_or(None, 3) == 3
     group = dist.group.WORLD
