@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 import weakref
-from typing import Any, Deque, Dict, List, Optional, Tuple, Union
+from typing import Any, Deque, Dict, FrozenSet, List, Optional, Set, Tuple, Union
 
 import epx
 import torch
@@ -153,15 +153,20 @@ class Heap:
 
 class _Piece:
     """A piece of the heap of a GPU, kept for reuse. `stream` is the number of the CUDA stream that was current when the
-    piece was released. Queued work of that stream may still use the piece."""
+    piece was released. Queued work of that stream may still use the piece, and of those in `before`."""
 
     once = False  # True: scratch memory, which is not kept for reuse as a piece
+    before: FrozenSet[int] = frozenset()
 
     def __init__(self, block: epx.Block, stream: int, in_graph: bool) -> None:
         self.block, self.address, self.nbytes = block, block.address, block.nbytes
         self.stream, self.in_graph = stream, in_graph
         self._form: Optional[Form] = None
         self._exports: List[Export] = []
+
+    def streams(self) -> Set[int]:
+        """The numbers of the streams whose queued work may still use the piece."""
+        return {self.stream, *self.before}
 
     def exports(self, form: Form, device: Tuple[int, int]) -> List[Export]:
         """The exports of a form in this piece. They are reused while the form is the same."""
@@ -180,9 +185,11 @@ class _Lease:
 
     def use_on(self, stream: int, device: torch.device) -> None:
         """The current stream, which has this number, may use the piece from now on."""
-        if self.piece.stream != stream:
-            wait_for(self.piece.stream, device)
-        self.piece.stream, self._used = stream, True
+        piece = self.piece
+        if piece.stream != stream or piece.before:
+            for number in sorted(piece.streams() - {stream}):
+                wait_for(number, device)
+        piece.stream, piece.before, self._used = stream, frozenset(), True
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -268,7 +275,7 @@ class CudaHeap(Heap):
         self._spare: List[_Piece] = []  # for graphs, not used yet
         self._first: Optional[int] = None  # the address where the heap begins: that of its first piece
         self._too_large = sys.maxsize  # bytes that had no room since memory was freed
-        self._behind: Optional[int] = None  # stream whose queued work may still use memory that was freed
+        self._behind: Set[int] = set()  # streams whose queued work may still use memory that was freed
         self._closed = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -307,7 +314,8 @@ class CudaHeap(Heap):
             else:
                 self._in_use -= piece.nbytes
                 if piece.once:
-                    self._behind, self._too_large = piece.stream, sys.maxsize
+                    self._behind |= piece.streams()
+                    self._too_large = sys.maxsize
                     del self._pieces[piece.address]
                 else:
                     bisect.insort(self._free, (piece.nbytes, piece.stream, next(self._order), piece))
@@ -367,9 +375,9 @@ class CudaHeap(Heap):
             self._too_large = min(nbytes, self._too_large)
             return None
         self._first = block.address if self._first is None else min(self._first, block.address)
-        if self._behind is not None and not in_graph:
-            stream = self._behind  # the lease waits for it
         piece = self._pieces[block.address] = _Piece(block, stream, in_graph)
+        if not in_graph:
+            piece.before = frozenset(self._behind)
         self._in_use += nbytes
         return piece
 
@@ -385,7 +393,7 @@ class CudaHeap(Heap):
         sizes = self._room_for(forms)
         if not sizes:
             return []
-        for number in {entry[1] for entry in self._free}:
+        for number in sorted({number for entry in self._free for number in entry[-1].streams()}):
             stream_of(number, self._device).synchronize()
         self._drop_free()
         made = [self._new(size, stream) for size in sizes]
@@ -436,7 +444,7 @@ class CudaHeap(Heap):
         with self._lock:
             self._collect()
             if any(piece.once for piece in self._pieces.values()):
-                return None  # _behind is one stream
+                return None  # one at a time
             leases = self._take([form], stream) or self._make_room([form], stream)
             address = leases[0].piece.address if leases else None
             for lease in leases:

@@ -275,6 +275,24 @@ class Heap(PlayedHeap):
             story.clear()
             del captured
 
+    def test_memory_behind_scratch_of_two_streams(self) -> None:
+        """What is left of the first waits for the stream of the first, too."""
+        first = self.heap.export(20000)
+        kept = self.heap.empty((600,), torch.uint8)
+        with on_stream(side):
+            place = first.data_ptr() if first is not None else 0
+            del first
+        second = self.heap.export(30000)
+        self.assertTrue(second is not None and second.data_ptr() > kept.data_ptr() > place)
+        with on_stream(comm):
+            del second
+        story.clear()
+        with on_stream(comm):
+            self.assertEqual(self.heap.empty((20000,), torch.uint8).data_ptr(), place)
+        self.assertIn("comm waits for side", story)
+        self.assertEqual(self.heap.empty((20000,), torch.uint8).data_ptr(), place)
+        self.assertEqual(story[-1], "current waits for comm")
+
     def test_an_exception_passes(self) -> None:
         with self.assertRaises(ZeroDivisionError):
             print(self.heap.empty((100,), torch.uint8), 1 // 0)
