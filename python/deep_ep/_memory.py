@@ -466,6 +466,7 @@ class CudaHeap(Heap):
         while self._free:
             piece = self._free.pop()[-1]
             self._in_use += piece.nbytes
+            piece.once = True
             leases.append(_Lease(self, piece))
         self._of_graphs.clear()
         self._spare.clear()

@@ -251,10 +251,12 @@ class Heap(PlayedHeap):
         self.assertIsNone(self.heap.export(nbytes + 1))
 
     def test_memory_behind_scratch(self) -> None:
-        """Captures find room there, whether the scratch was a part of the heap or all of it. Other calls wait for the
-        stream on which it was released."""
-        for nbytes, of_graphs in ((self.group.alloc_bytes, True), (self.group.alloc_bytes, False), (40000, False)):
+        """Captures find room there, whether the scratch was a part of the heap or all of it, and whether a free piece
+        was there before. Other calls wait for the stream on which it was released."""
+        whole = self.group.alloc_bytes
+        for nbytes, free, of_graphs in ((whole, 0, True), (whole, 0, False), (40000, 0, False), (whole, 40000, True)):
             heap, form = CudaHeap(self.group, torch.device("cpu")), Form(((30000,), torch.uint8, None))
+            heap.empty((free,), torch.uint8)
             if of_graphs:
                 heap.prepare_graphs(Form(((3000,), torch.uint8, None)))
             scratch = heap.export(nbytes)
