@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-gather sessions of ElasticBuffer: every rank's rows go to all ranks, and arrive in the order of ranks."""
 
+import contextlib
 import functools
 import math
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
@@ -176,8 +177,12 @@ class Gathers:
         out = place.flat.view(-1, place.row).view(torch.bfloat16)
         for ranks in all_ranks(self._engine.nranks):
             def idx(ranks: List[int] = ranks) -> torch.Tensor:
-                return torch.tensor(ranks, dtype=torch.int32, device=self._device).repeat(rows, 1)
-            handle = self._mover.fixed((rows, ranks[0]), idx, stream)
+                # Not of a list, whose copy to a GPU the host would wait for, and for what is queued before it.
+                row = torch.arange(ranks[0], ranks[-1] + 1, dtype=torch.int32, device=self._device)
+                return row.repeat(rows, 1)
+            # The indices are allocated, written, read and freed in the order of one stream: nobody keeps them.
+            with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+                handle = self._mover.fixed((rows, ranks[0]), idx, stream)
             handle.dispatch(source, out if self._engine.rank in ranks else out[:0], stream=stream)
 
     def _results(self, places: List[_Place], stream: Any) -> List[torch.Tensor]:

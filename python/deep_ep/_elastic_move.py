@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import epx
 import torch
 
+from ._checks import refused
 from ._elastic_engine import ElasticEngine
 from ._elastic_streams import comm_stream
 from ._streams import capture_of, settle
@@ -46,9 +47,13 @@ class Mover:
             self.captured = True
 
     def fixed(self, key: Any, idx: Any, stream: Any) -> epx.Handle:
-        """The handle with the routing that `idx()` gives, made at first use, by all ranks alike."""
+        """The handle with the routing that `idx()` gives, made at first use, by all ranks alike. `idx()` is freed when
+        its update is queued: on a GPU, `stream` is the current one."""
         handle = self._fixed.get(key)
         if handle is None:
+            if self.capturing():
+                raise refused("a capture: expected the same call, with tensors of the same sizes, once before it: its "
+                              "routing is exchanged then, for other calls too")
             topk_idx = idx()
             handle = self._fixed[key] = self.group.handle(
                 epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk_idx.shape[1])
@@ -56,7 +61,8 @@ class Mover:
         return handle
 
     def fresh(self, idx: torch.Tensor, stream: Any) -> epx.Handle:
-        """A handle with a new routing of one destination per row; the one before is not used any more."""
+        """A handle with a new routing of one destination per row; the one before is not used any more. On a GPU,
+        `stream` is the current one."""
         if self._free is None:
             self._free = self.group.handle(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, 1)
         self._free.update(idx, stream=stream)

@@ -67,8 +67,10 @@ capturing, passed = [False], [True]
 @contextlib.contextmanager
 def on_stream(stream: Stream) -> Iterator[None]:
     now.insert(0, stream)
-    yield
-    now.pop(0)
+    try:
+        yield
+    finally:
+        now.pop(0)
 
 
 def interrupt(lines: int, call: Callable[[], Any], module: Any = _memory) -> bool:

@@ -4,18 +4,19 @@
 import os
 import types
 import unittest
+from typing import List
 from unittest import mock
 
 import deep_ep
 import epx
 import torch
 from deep_ep import _elastic_move, _elastic_streams, _high_throughput
-from deep_ep._elastic_gather import Gathers
-from deep_ep._elastic_move import Barriers
+from deep_ep._elastic_gather import Gathers, _Place
+from deep_ep._elastic_move import Barriers, Mover
 from deep_ep._elastic_pipeline import Sizes
 from deep_ep._streams import CudaLaunch
 from deep_ep.utils import EventHandle
-from played_cuda import Played, Tensor, capturing, comm, now, passed, story
+from played_cuda import Played, Stream, Tensor, capturing, comm, now, passed, story
 
 
 class Streams(Played):
@@ -128,6 +129,31 @@ class Streams(Played):
             self.assertEqual([tensor.name for tensor in event.extra_tensors or ()], [] if recorded else ["in", "out"])
             event.current_stream_wait(release_handle=True)
             self.assertIsNone(event.extra_tensors)
+
+    def test_the_routing_of_all_gathers_is_made_on_their_stream(self) -> None:
+        """Nobody keeps its indices: what another stream had allocated would be given out again before it is read."""
+        made: List[torch.Tensor] = []
+
+        def update(idx: torch.Tensor, stream: Stream) -> None:
+            made.append(idx)
+            story.append("on %s, for %s" % (now[0].name, stream.name))
+        handle = mock.Mock(update=update)
+        gathers = Gathers.__new__(Gathers)
+        gathers._device, gathers._engine = torch.device("cpu"), mock.Mock(nranks=35, rank=33)
+        gathers._mover = Mover(mock.Mock(**{"handle.return_value": handle}), gathers._device)
+        gathers._mover.capturing = lambda: capturing[0]
+        place = _Place(mock.Mock(try_make=lambda form: form.ordinary(gathers._device)), gathers._device, 35, (3, 8192),
+                       torch.uint8)
+        capturing[0] = True
+        with self.assertRaisesRegex(epx.UsageError, "once before it"):  # a graph that never runs would have it
+            gathers._send(place.mine(33), place, comm)
+        capturing[0] = False
+        self.assertEqual((now[0].name, story), ("current", []))
+        for _ in range(2):
+            gathers._send(place.mine(33), place, comm)
+        self.assertEqual((now[0].name, story), ("current", ["on comm, for comm"] * 2))
+        self.assertEqual([idx.tolist() for idx in made], [[list(range(32))], [[32, 33, 34]]])
+        self.assertEqual(handle.dispatch.call_count, 4)
 
     def test_a_session_ends_behind_its_all_gathers(self) -> None:
         """Then the heap has their memory again. A caller need not have waited for them."""
