@@ -86,15 +86,24 @@ class Gathers:
         """Begins a session."""
         if self._session is not None:
             raise refused("create_agrs_session: expected no session, got one that has not ended")
+        if self._made:  # of a session that ended in a capture
+            self._let_go()
         self._session, self._used, self._count = object(), 0, 0
 
     def end(self) -> None:
         """Ends the session. Its memory is used again behind its all-gathers, which the current stream waits for."""
         self._need_session("destroy_agrs_session")
         self._session = None
-        if self._device.type != "cpu" and not self._mover.capturing():
-            torch.cuda.current_stream(self._device).wait_stream(comm_stream(self._device))
         self._pending.clear()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Lets go of the memory of a session that has ended. Not in a capture, which cannot wait for all-gathers that
+        were queued before it: the next session does."""
+        if self._mover.capturing():
+            return
+        if self._device.type != "cpu":
+            torch.cuda.current_stream(self._device).wait_stream(comm_stream(self._device))
         self._made.clear()
 
     def _need_session(self, call: str) -> None:

@@ -156,14 +156,38 @@ class Streams(Played):
         self.assertEqual(handle.dispatch.call_count, 4)
 
     def test_a_session_ends_behind_its_all_gathers(self) -> None:
-        """Then the heap has their memory again. A caller need not have waited for them."""
+        """Then the heap has their memory again. A caller need not have waited for them. In a capture nobody can: the
+        next session does, when it begins, or when it ends."""
         gathers = Gathers.__new__(Gathers)
         gathers._device = types.SimpleNamespace(type="cuda", index=0)  # type: ignore[assignment]
         gathers._mover = types.SimpleNamespace(capturing=lambda: capturing[0])  # type: ignore[assignment]
-        gathers._session, gathers._pending, gathers._made = object(), [], [Tensor("place")]  # type: ignore[list-item]
+        gathers._session, gathers._pending, gathers._made = None, [], []
+
+        def used() -> None:
+            gathers.begin()
+            gathers._made = [Tensor("place")]  # type: ignore[list-item]
+
+        def left() -> int:
+            return len(gathers._made)
+        self.addCleanup(capturing.__setitem__, 0, False)
         with mock.patch.dict(_elastic_streams._comm_streams, {0: comm}):  # type: ignore[dict-item]
+            used()
             gathers.end()
-        self.assertEqual((story, gathers._made), (["current waits for comm"], []))
+            self.assertEqual((story, left()), (["current waits for comm"], 0))
+            used()
+            for begins_in_capture in (False, True):
+                capturing[0] = True
+                gathers.end()
+                self.assertEqual((len(story), left()), (1, 1))
+                capturing[0] = begins_in_capture
+                story.clear()
+                gathers.begin()
+                capturing[0] = False
+                if begins_in_capture:
+                    self.assertEqual((story, left()), ([], 1))
+                    gathers.end()
+                self.assertEqual((story, left()), (["current waits for comm"], 0))
+                gathers._made = [Tensor("place")]  # type: ignore[list-item]
 
 
 class Interrupted(unittest.TestCase):
