@@ -80,13 +80,14 @@ class Gathers:
         # Of the session. The communication stream uses them when the caller has dropped them: the heap would give their
         # memory to the caller, who writes what is to be gathered next, on the current stream.
         self._made: List[_Place] = []
+        self._given: List[torch.Tensor] = []  # likewise: record_stream() has no effect on a tensor in a heap
         self._captured: List[_Place] = []  # that graphs write to whenever they are replayed
 
     def begin(self) -> None:
         """Begins a session."""
         if self._session is not None:
             raise refused("create_agrs_session: expected no session, got one that has not ended")
-        if self._made:  # of a session that ended in a capture
+        if self._made or self._given:  # of a session that ended in a capture
             self._let_go()
         self._session, self._used, self._count = object(), 0, 0
 
@@ -105,6 +106,7 @@ class Gathers:
         if self._device.type != "cpu":
             torch.cuda.current_stream(self._device).wait_stream(comm_stream(self._device))
         self._made.clear()
+        self._given.clear()
 
     def _need_session(self, call: str) -> None:
         if self._session is None:
@@ -157,6 +159,7 @@ class Gathers:
         self._mover.record_capture()
         if self._mover.capturing():
             self._captured.extend(places)
+        self._given.extend(tensors)
         stream = self._begin(tensors)
         for t, place in zip(tensors, places):
             self._send(t, place, stream)
@@ -228,6 +231,7 @@ class Gathers:
         """Destroys the group. Local."""
         self._pending.clear()
         self._made.clear()
+        self._given.clear()
         self._captured.clear()
         self._heap.close()
         self._mover.close(wait)

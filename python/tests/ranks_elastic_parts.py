@@ -13,7 +13,7 @@ import random
 import tempfile
 import time
 import warnings
-from typing import Any, Callable, List
+from typing import Any, Callable, Iterator, List
 from unittest import mock
 
 import deep_ep
@@ -1004,18 +1004,21 @@ class LateGathers(Gathers):
         super().end()
 
     @staticmethod
-    def _queued(place: Any) -> Any:
-        """The place as queued work has it, which keeps no memory."""
+    def _bare(tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as queued work has it, which keeps no memory."""
+        memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+        return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
+
+    def _queued(self, place: Any) -> Any:
         queued = copy.copy(place)
-        memory = (ctypes.c_uint8 * place.flat.numel()).from_address(place.flat.data_ptr())
-        queued.flat = torch.frombuffer(memory, dtype=torch.uint8).view(place.flat.shape)
+        queued.flat = self._bare(place.flat)
         return queued
 
     def _send(self, t: torch.Tensor, place: Any, stream: Any) -> None:
         queued = self._queued(place)
-        inplace = t.data_ptr() == place.mine(self._engine.rank).data_ptr()
+        # Torch's memory is what record_stream() keeps.
         self._late.append(functools.partial(
-            super()._send, queued.mine(self._engine.rank) if inplace else t, queued, stream))
+            super()._send, self._bare(t) if self._heap.holds(t) else t, queued, stream))
 
     def _results(self, places: Any, stream: Any) -> List[torch.Tensor]:
         results = []
@@ -1034,13 +1037,38 @@ class LateGathers(Gathers):
         return self._flush
 
 
-def test_all_gather_behind_a_late_stream(world: World) -> None:
-    """[R] 6: memory of a gather that is under way is given to nobody."""
-    world.only("cpu")
+@contextlib.contextmanager
+def late_stream() -> Iterator[None]:
+    """All-gathers are LateGathers."""
     with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False), \
             mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True), \
             mock.patch.object(elastic_module, "Gathers", LateGathers):
+        yield
+
+
+def test_all_gather_behind_a_late_stream(world: World) -> None:
+    """[R] 6: memory of a gather that is under way is given to nobody."""
+    world.only("cpu")
+    with late_stream():
         check_all_gather(world)
+
+
+def test_gathered_tensors_are_gathered(world: World) -> None:
+    """[R] 6: a tensor of an earlier session, which is dropped while the gather is under way."""
+    world.only("cpu")
+    with late_stream(), elastic(world, num_bytes=BIG) as buffer:
+        buffer.agrs_set_config(16 << 20, 4)
+        mine = torch.arange(4096) + world.rank
+        with buffer.agrs_new_session():
+            gathered, wait = buffer.all_gather(mine)
+            wait()
+        want = torch.stack([gathered.clone()] * world.nranks)
+        with buffer.agrs_new_session():
+            again, wait = buffer.all_gather(gathered)
+            del gathered
+            buffer.agrs_get_inplace_tensor(mine.shape, mine.dtype).fill_(-1)
+            wait()
+            assert torch.equal(again, want)
 
 
 def is_refused(call: Callable[[], Any], what: str) -> bool:

@@ -161,14 +161,14 @@ class Streams(Played):
         gathers = Gathers.__new__(Gathers)
         gathers._device = types.SimpleNamespace(type="cuda", index=0)  # type: ignore[assignment]
         gathers._mover = types.SimpleNamespace(capturing=lambda: capturing[0])  # type: ignore[assignment]
-        gathers._session, gathers._pending, gathers._made = None, [], []
+        gathers._session, gathers._pending, gathers._made, gathers._given = None, [], [], []
 
         def used() -> None:
             gathers.begin()
-            gathers._made = [Tensor("place")]  # type: ignore[list-item]
+            gathers._made, gathers._given = [Tensor("place")], [Tensor("t")]  # type: ignore[list-item]
 
         def left() -> int:
-            return len(gathers._made)
+            return len(gathers._made) + len(gathers._given)
         self.addCleanup(capturing.__setitem__, 0, False)
         with mock.patch.dict(_elastic_streams._comm_streams, {0: comm}):  # type: ignore[dict-item]
             used()
@@ -178,16 +178,16 @@ class Streams(Played):
             for begins_in_capture in (False, True):
                 capturing[0] = True
                 gathers.end()
-                self.assertEqual((len(story), left()), (1, 1))
+                self.assertEqual((len(story), left()), (1, 2))
                 capturing[0] = begins_in_capture
                 story.clear()
                 gathers.begin()
                 capturing[0] = False
                 if begins_in_capture:
-                    self.assertEqual((story, left()), ([], 1))
+                    self.assertEqual((story, left()), ([], 2))
                     gathers.end()
                 self.assertEqual((story, left()), (["current waits for comm"], 0))
-                gathers._made = [Tensor("place")]  # type: ignore[list-item]
+                gathers._made, gathers._given = [Tensor("place")], [Tensor("t")]  # type: ignore[list-item]
 
 
 class Interrupted(unittest.TestCase):
