@@ -24,10 +24,17 @@ _MOST_GATHERS = 32
 @functools.lru_cache(maxsize=None)
 def row_bytes(nbytes: int) -> int:
     """The rows that a tensor is cut into: one row, rounded up to 16, up to 32 KiB. Of a larger tensor a multiple of 16
-    that divides it, of 4 to 32 KiB, or 4 KiB if none does."""
+    that divides it, of 4 to 32 KiB. If none does, it gets as few rows as there can be, with little behind the end."""
     if nbytes <= _MOST_ROW:
         return max(up(nbytes, 16), 16)
-    return next((row for row in range(_MOST_ROW, _LEAST_ROW - 1, -16) if nbytes % row == 0), _LEAST_ROW)
+    few = up(-(-nbytes // -(-nbytes // _MOST_ROW)), 16)
+    return next((row for row in range(_MOST_ROW, _LEAST_ROW - 1, -16) if nbytes % row == 0), few)
+
+
+def heap_bytes(session_bytes: int) -> int:
+    """Of two full sessions with tensors of the same sizes. Pieces of the heap are rounded up by an eighth at most, and
+    rows by less than a hundredth; the rest is for small tensors."""
+    return up(2 * (session_bytes + session_bytes // 7) + (8 << 20), 1 << 20)
 
 
 class _Place:
@@ -69,7 +76,7 @@ class Gathers:
         group = engine._group(
             device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=ranks, max_tokens_per_rank=rows,
             max_hidden_bytes=_MOST_ROW, max_topk=min(ranks, MOST_FANOUT), max_recv_tokens=1,
-            alloc_bytes=up(2 * session_bytes + (8 << 20), 1 << 20), timeout_ms=engine.settings.timeout_ms)
+            alloc_bytes=heap_bytes(session_bytes), timeout_ms=engine.settings.timeout_ms)
         self._mover = Mover(group, device)
         self._heap = Heap(group, device) if device.type == "cpu" else CudaHeap(group, device)
         self._engine, self._device = engine, device

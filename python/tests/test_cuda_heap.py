@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """deep_ep's rules for memory of a GPU's heap."""
 
+import os
 import sys
 import unittest
 from typing import Any, List
@@ -8,6 +9,8 @@ from unittest import mock
 
 import epx
 import torch
+from deep_ep._elastic_gather import _Place, heap_bytes
+from deep_ep._elastic_sizes import up
 from deep_ep._engine import Pool
 from deep_ep._memory import CudaHeap, Form
 from played_cuda import PlayedHeap, Stream, capturing, comm, interrupt, on_stream, side, story
@@ -294,6 +297,25 @@ class Heap(PlayedHeap):
         self.assertIn("comm waits for side", story)
         self.assertEqual(self.heap.empty((20000,), torch.uint8).data_ptr(), place)
         self.assertEqual(story[-1], "current waits for comm")
+
+    def test_two_sessions_of_all_gathers_have_room(self) -> None:
+        """Full ones of the same sizes, one of them held while the next one runs."""
+        cpu, mib = torch.device("cpu"), 1 << 20
+        odd = (33 * mib + 5, 1000003, 7)
+        for ranks, sizes in ((4, [75 * mib]), (1, [256 * mib + 16]), (8, [odd[i % 3] for i in range(9)]),
+                             (3, [40001] * 900 + [3] * 900), (72, [5 * mib + 1, 1, 70000])):
+            session = sum(up(ranks * size) for size in sizes)
+            with mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
+                group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, modes=epx.Mode.LOW_LATENCY,
+                                  alloc_bytes=heap_bytes(session))
+            heap, held, order = CudaHeap(group, cpu), [], list(sizes)
+            for _ in range(5):
+                made = [_Place(heap, cpu, ranks, (size,), torch.uint8) for size in order]
+                held, order = made, order[1:] + order[:1]
+                del made
+            self.assertTrue(all(heap.holds(place.flat) for place in held))
+            del held[:]
+            group.destroy()
 
     def test_an_exception_passes(self) -> None:
         with self.assertRaises(ZeroDivisionError):
