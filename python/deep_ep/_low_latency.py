@@ -70,9 +70,13 @@ class LowLatencyRouting(Routing):
             settle(pool.group)
 
 
-def _slots_freed(status: int, capturing: bool) -> bool:
-    """True if an operation that found all slots staged may try again: the hooks were garbage, of an exception say."""
-    return status == epx.Status.BUSY and not capturing and gc.collect() > 0
+def _may_retry(status: int, capturing: bool) -> bool:
+    """True if an operation that found all slots staged may try again: hooks may have been garbage, of an exception say,
+    and are collected now, or were just before. Not in a capture, which finalizers of others may break."""
+    if status != epx.Status.BUSY or capturing:
+        return False
+    gc.collect()
+    return True
 
 
 def _version(tensor: torch.Tensor) -> Optional[int]:
@@ -171,7 +175,7 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
         hook = routing.receive
     try:
         status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, global_scale, stream)
-        if status and _slots_freed(status, capturing):
+        if status and _may_retry(status, capturing):
             status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, global_scale, stream)
         if status:
             routing.staged = None
@@ -282,7 +286,7 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
         routing.staged = used
     try:
         status = plan.run(routing.address, tokens, x, topk_weights, out, looked, wait, signals, stream)
-        if status and _slots_freed(status, capturing):
+        if status and _may_retry(status, capturing):
             status = plan.run(routing.address, tokens, x, topk_weights, out, looked, wait, signals, stream)
         if status:
             routing.staged = None

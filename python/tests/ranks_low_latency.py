@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from typing import Any, Callable, List, Optional, Tuple
+from unittest import mock
 
 import deep_ep
 import epx
@@ -308,7 +309,8 @@ def staged(world: World, buffer: deep_ep.Buffer, work: Work, most: int = 16) -> 
 
 
 def test_several_hooks_outstanding(world: World) -> None:
-    """Two sends may be ahead of their receives, in any order; a third is refused and changes nothing."""
+    """Two sends may be ahead of their receives, in any order. One whose last but one is outstanding is refused, also if
+    that is the only one, and changes nothing."""
     buffer = world.buffer()
     works = [Work(buffer.group_size, 9, 128, 2 * buffer.group_size, 3, seed=20 + i) for i in range(3)]
     for order in ((1, 0), (0, 1)):
@@ -322,6 +324,16 @@ def test_several_hooks_outstanding(world: World) -> None:
             recv, counts, handle, _event, hook = pending[i]
             hook()
             check_received(buffer, works[i], 16, recv, counts, handle)
+    pending = [staged(world, buffer, work) for work in works[:2]]
+    pending[1][4]()
+    try:
+        staged(world, buffer, works[2])
+        raise AssertionError("a staged dispatch into the slot of one that is outstanding was accepted")
+    except epx.BusyError as error:
+        assert "1 staged" in str(error)
+    pending[0][4]()
+    for work, (recv, counts, handle, _event, _hook) in zip(works, pending):
+        check_received(buffer, work, 16, recv, counts, handle)
     check_one(world, buffer, works[2], 16)
 
 
@@ -386,13 +398,20 @@ def test_the_local_buffer_with_more_experts_per_token(world: World) -> None:
 
 
 def test_hook_that_is_never_called(world: World) -> None:
-    """Nor when the garbage collector has to find it, as behind an exception."""
+    """Nor when the garbage collector has to find it, as behind an exception, or has just found it."""
     buffer = world.buffer()
     work = Work(buffer.group_size, 9, 128, 2 * buffer.group_size, 3, seed=30)
     for _ in range(6):
         pending = staged(world, buffer, work)
         del pending
     check_one(world, buffer, work, 16)
+    check_hooks_in_cycles(world, buffer, work)
+    collect = gc.collect
+    with mock.patch.object(gc, "collect", lambda: collect() and 0):
+        check_hooks_in_cycles(world, buffer, work)
+
+
+def check_hooks_in_cycles(world: World, buffer: deep_ep.Buffer, work: Work) -> None:
     me, collects = buffer.rank, gc.isenabled()
     gc.disable()
     try:
