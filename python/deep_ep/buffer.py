@@ -166,9 +166,9 @@ class Buffer:
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
                                        num_experts: int) -> int:
-        """The bytes that low latency uses on each rank, for `num_rdma_bytes`. A low-latency buffer with exactly this
-        value creates its low-latency group at once, for these sizes. With another value it creates the group in the
-        first dispatch."""
+        """The bytes of low latency's tensors on each rank, for `num_rdma_bytes`; rows on their way take a few percent
+        more. A low-latency buffer with exactly this value creates its low-latency group at once, for these sizes. With
+        another value it creates the group in the first dispatch."""
         return low_latency_hint(
             checks.at_most("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, checks.MOST),
             checks.at_most("hidden", hidden, checks.MOST), checks.at_most("num_ranks", num_ranks, checks.MOST_RANKS),
@@ -201,7 +201,7 @@ class Buffer:
         """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. Only the caller uses it.
         EPX stores its own state elsewhere, so clearing this memory is harmless and not necessary; on a GPU, replays
         of graphs do not run beside that. It is that of the buffer's tensors where there are none of so many bytes, else
-        torch's, and returns there with the last tensor of it."""
+        torch's, and returns there with the last tensor of it. The host may wait for work that uses it."""
         nbytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         flat = self._scratch(use_rdma_buffer, nbytes)
         checks.positive("offset", offset, 0)
