@@ -293,10 +293,12 @@ class CudaHeap(Heap):
 
     def take_back(self, piece: _Piece, used: bool) -> None:
         """Returns a piece that is no longer referenced. Queued work of the current stream may still use it, if it was
-        used at all."""
+        used at all, and of the stream that reserved it: the garbage collector runs wherever it happens to."""
         # A captured stream runs nothing now. The work that uses the piece is queued on the stream that reserved it.
         if used and not self._closed and not piece.in_graph and not torch.cuda.is_current_stream_capturing():
-            piece.stream = torch._C._cuda_getCurrentRawStream(self._index)
+            current = torch._C._cuda_getCurrentRawStream(self._index)
+            if current != piece.stream:
+                piece.stream, piece.before = current, frozenset((piece.stream,))
         self._returned.append(piece)
         if self._closed:
             self.close()

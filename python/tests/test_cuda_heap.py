@@ -58,6 +58,21 @@ class Heap(PlayedHeap):
             self.assertEqual(self.heap.empty((100,), torch.float32).data_ptr(), self.first)
         self.assertEqual(story, ["comm waits for side", "current waits for comm", "side waits for current"])
 
+    def test_a_piece_that_is_dropped_on_a_stream_that_never_used_it(self) -> None:
+        """As by the garbage collector. Work of the stream that did may not have run."""
+        for later, waits in ((comm, ["comm waits for side"]), (side, ["side waits for comm"])):
+            heap = CudaHeap(self.group, torch.device("cpu"))
+            with on_stream(side):
+                piece = heap.empty((100,), torch.float32)
+            place = piece.data_ptr()
+            with on_stream(comm):
+                del piece
+            story.clear()
+            with on_stream(later):
+                self.assertEqual(heap.empty((100,), torch.float32).data_ptr(), place)
+                self.assertEqual(heap.empty((100,), torch.float32).data_ptr(), place)
+            self.assertEqual(story, waits)
+
     def test_full_heap(self) -> None:
         first = self.heap.empty((40000,), torch.uint8)
         self.first = first.data_ptr()
@@ -157,7 +172,8 @@ class Heap(PlayedHeap):
         self.assertFalse([line for line in story if "host" in line])
         held.clear()
         self.assertTrue(self.heap.holds(self.heap.empty((40000,), torch.uint8)))  # there is room now
-        self.assertEqual(sorted(line for line in story if "host" in line), ["the host waits for current"])
+        self.assertEqual(sorted(line for line in story if "host" in line), [
+            "the host waits for %s" % name for name in ("comm", "current", "side")])
 
     def test_several_pieces_make_room_together(self) -> None:
         """Whatever there was before, where all of the heap is free: a small piece in the middle, which is used again,
