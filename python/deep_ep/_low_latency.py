@@ -5,6 +5,7 @@ Host time is critical here. Arguments are not checked again if an earlier call h
 the C library are prepared (see _plans.py).
 """
 
+import contextlib
 import gc
 from typing import Any, Callable, NamedTuple, Optional, Tuple
 
@@ -23,9 +24,11 @@ from .utils import EventOverlap
 
 
 class LowLatencyRouting(Routing):
-    """The routing of a low-latency dispatch. `staged` holds the tensors of a send whose hook was not called yet."""
+    """The routing of a low-latency dispatch. `staged` holds the tensors of a send whose hook was not called yet, which
+    runs on the stream `staged_on`."""
 
     staged: Any = None
+    staged_on: Optional[int] = None
     combine_buffer: Optional[torch.Tensor] = None
 
     def __init__(self, plan: DispatchPlan, in_graph: bool, topk_idx: torch.Tensor, tokens: int) -> None:
@@ -48,8 +51,11 @@ class LowLatencyRouting(Routing):
             if self.staged is not None and not pool.closed:
                 # The hook was never called, and the other ranks wait for the receive half of this rank. (They do not
                 # if this rank has destroyed the buffer.)
-                pool.lib.epx_complete(self.address, pool.stream())
+                stream = pool.stream()
+                pool.lib.epx_complete(self.address, stream)
                 pool.group.hold(self.staged)
+                with contextlib.suppress(RuntimeError):  # of a GPU that runs nothing any more
+                    self._used_on(stream, self.staged)
             pool.give(self.handle, self.in_graph)
         pool.routing_gone()
 
@@ -60,14 +66,26 @@ class LowLatencyRouting(Routing):
         if held is None:
             return
         pool = self.pool
-        status = pool.lib.epx_complete(self.address, pool.stream())
+        stream = pool.stream()
+        status = pool.lib.epx_complete(self.address, stream)
         if status:
             check(status)
         if pool.on_cpu:
             pool.group.hold(held)
+        self._used_on(stream, held)
         self.staged = None
         if pool.on_cpu:
             settle(pool.group)
+
+    def _used_on(self, stream: Optional[int], held: Any) -> None:
+        """The receive half uses the tensors, which are the send's, on the current stream, which has this number."""
+        if stream == self.staged_on:
+            return
+        current = torch.cuda.current_stream(self.pool.device)
+        for one in held:
+            for tensor in one if isinstance(one, list) else (one,):
+                if tensor is not None:
+                    tensor.record_stream(current)
 
 
 def _may_retry(status: int, capturing: bool) -> bool:
@@ -171,6 +189,7 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     if staged:
         # The routing keeps alive what the receive half uses, from before the call on: Ctrl-C may come behind it. It
         # must not refer to src, because src refers to the routing, but to another tensor with the memory of src.
+        routing.staged_on = stream
         routing.staged = (x, topk_idx, stats, wait, global_scale, rows, counts, ranges, src.data)
         hook = routing.receive
     try:
@@ -283,7 +302,7 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
     used = (x, topk_weights, looked, wait, signals, out)
     event = EventOverlap()
     if staged:
-        routing.staged = used
+        routing.staged, routing.staged_on = used, stream
     try:
         status = plan.run(routing.address, tokens, x, topk_weights, out, looked, wait, signals, stream)
         if status and _may_retry(status, capturing):

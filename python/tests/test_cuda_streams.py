@@ -14,9 +14,10 @@ from deep_ep import _elastic_move, _elastic_streams, _high_throughput
 from deep_ep._elastic_gather import Gathers, _Place
 from deep_ep._elastic_move import Barriers, Mover
 from deep_ep._elastic_pipeline import Sizes
+from deep_ep._low_latency import LowLatencyRouting
 from deep_ep._streams import CudaLaunch
 from deep_ep.utils import EventHandle
-from played_cuda import Played, Stream, Tensor, capturing, comm, now, passed, story
+from played_cuda import Played, Stream, Tensor, capturing, comm, now, on_stream, passed, side, story
 
 
 class Streams(Played):
@@ -129,6 +130,24 @@ class Streams(Played):
             self.assertEqual([tensor.name for tensor in event.extra_tensors or ()], [] if recorded else ["in", "out"])
             event.current_stream_wait(release_handle=True)
             self.assertIsNone(event.extra_tensors)
+
+    def test_a_hook_on_another_stream_than_its_call(self) -> None:
+        """Torch has to know: nobody else refers to the tensors of the call while the hook's work uses them."""
+        for in_finalizer in (False, True):
+            for stream, used in ((comm, []), (side, ["x", "rows", "scales"])):
+                routing = LowLatencyRouting.__new__(LowLatencyRouting)
+                routing.pool = mock.Mock(on_cpu=False, closed=False, **{"lib.epx_complete.return_value": 0})
+                routing.pool.stream = lambda: now[0].cuda_stream
+                routing.address, routing.handle, routing.in_graph = 1, mock.Mock(), False
+                routing.staged, routing.staged_on = (Tensor("x"), None, [Tensor("rows"), Tensor("scales")]), 77
+                story.clear()
+                with on_stream(stream):
+                    if in_finalizer:
+                        del routing
+                    else:
+                        routing.receive()
+                        routing.receive()
+                self.assertEqual(story, ["%s is used on side" % name for name in used])
 
     def test_the_routing_of_all_gathers_is_made_on_their_stream(self) -> None:
         """Nobody keeps its indices: what another stream had allocated would be given out again before it is read."""
