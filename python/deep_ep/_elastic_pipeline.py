@@ -136,6 +136,8 @@ class _Channel:
         self._whole = torch.full((rows, 1), float(_ROW), dtype=torch.float32, device=device)  # of rows without padding
         self.sizes = Sizes(device, edge[0], rows, self.mover.capturing)
         self._info = epx.LayoutInfo(rank_counts=self.sizes.counts)
+        # On a GPU: the last receive has copied its rows. The next one may be on another stream.
+        self._copied = torch.cuda.Event() if device.type != "cpu" else None
         self._sent = 0
 
     def _rows(self, t: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -165,6 +167,9 @@ class _Channel:
         """Receives into a tensor, on the current stream."""
         self.mover.record_capture()
         stream, handle = current_stream(self._device), self._handles[0]
+        copied = None if self.mover.capturing() else self._copied
+        if copied is not None:
+            stream.wait_event(copied)
         handle.update(self._idx[:0])
         handle.dispatch(self._recv_rows[0, :0], self._recv_rows, topk_weights=self._whole[:0],
                         out_topk_weights=self.sizes.weights, info=self._info, send_only=True, stream=stream)
@@ -173,6 +178,8 @@ class _Channel:
         flat = t.view(-1).view(torch.uint8)
         self.sizes.check(flat.numel())
         flat.copy_(self._recv_rows.view(-1).view(torch.uint8)[:flat.numel()])
+        if copied is not None:
+            copied.record(stream)
 
 
 class Pipeline:

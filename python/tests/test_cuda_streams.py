@@ -10,14 +10,14 @@ from unittest import mock
 import deep_ep
 import epx
 import torch
-from deep_ep import _elastic_move, _elastic_streams, _high_throughput
+from deep_ep import _elastic_move, _elastic_pipeline, _elastic_streams, _high_throughput
 from deep_ep._elastic_gather import Gathers, _Place
 from deep_ep._elastic_move import Barriers, Mover
-from deep_ep._elastic_pipeline import Sizes
+from deep_ep._elastic_pipeline import Sizes, _Channel
 from deep_ep._low_latency import LowLatencyRouting
 from deep_ep._streams import CudaLaunch
 from deep_ep.utils import EventHandle
-from played_cuda import Played, Stream, Tensor, capturing, comm, now, on_stream, passed, side, story
+from played_cuda import Event, Played, Stream, Tensor, capturing, comm, now, on_stream, passed, side, story
 
 
 class Streams(Played):
@@ -110,6 +110,28 @@ class Streams(Played):
                     mock.patch.object(_elastic_move, "default_device", lambda: torch.device("cuda", 0)):
                 call()
             self.assertEqual(story, expected)
+
+    def test_receives_of_the_ring_on_two_streams(self) -> None:
+        """All of them pass through the same rows, which EPX writes and torch copies."""
+        channel = _Channel.__new__(_Channel)
+        channel._device = torch.device("cpu")
+        channel._recv_rows, channel._idx, channel._whole = torch.zeros(2, 2, 1024), torch.zeros(2, 1), torch.ones(2, 1)
+        channel.mover = mock.Mock(capturing=lambda: capturing[0])
+        handle = mock.Mock(dispatch=lambda *_, stream, **__: story.append("%s receives" % stream.name))
+        channel._handles, channel.sizes, channel._info, channel._copied = [handle], mock.Mock(), mock.Mock(), Event()
+        self.addCleanup(capturing.__setitem__, 0, False)
+        with mock.patch.object(_elastic_pipeline, "current_stream", lambda device: now[0]):
+            with on_stream(comm):
+                channel.recv(torch.empty(8))
+            with on_stream(side):
+                channel.recv(torch.empty(8))
+                self.assertEqual(story[-3:], ["comm receives", "side waits for event of comm", "side receives"])
+                capturing[0] = True  # an event of a capture is none outside of it
+                channel.recv(torch.empty(8))
+                capturing[0] = False
+            self.assertEqual(story[-1], "side receives")
+            channel.recv(torch.empty(8))
+        self.assertEqual(story[-3:], ["side receives", "current waits for event of side", "current receives"])
 
     def test_elastic_waits_for_both_events(self) -> None:
         with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):
