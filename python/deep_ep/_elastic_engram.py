@@ -16,9 +16,28 @@ from ._elastic_engine import ElasticEngine
 from ._elastic_meeting import compare
 from ._elastic_move import Mover, current_stream
 from ._elastic_sizes import up
+from ._streams import StreamEvent
 
 _REQUEST_BYTES = 16
 _SLICE_TOKENS, _LEAST_SLICE = 1 << 18, 1 << 12
+
+
+def _on_any_stream(rows: torch.Tensor, scales: Optional[torch.Tensor]) -> Callable[
+        [], Tuple[torch.Tensor, Optional[torch.Tensor]]]:
+    """A function that returns the tensors, complete for the stream that is current then: their work is queued on the
+    one that is current now. A capture has waited for that before it began."""
+    stream = current_stream(rows.device)
+    event = None if stream is None else StreamEvent(stream)
+
+    def result() -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        later = current_stream(rows.device)
+        if event is not None and later != stream and not torch.cuda.is_current_stream_capturing():
+            event.wait_on(later)
+            for tensor in (rows, scales):
+                if tensor is not None:
+                    tensor.record_stream(later)
+        return rows, scales
+    return result
 
 
 class Engram:
@@ -85,7 +104,7 @@ class Engram:
         result = data[:, :width].contiguous().view(self._dtype).view(
             indices.shape[0], indices.shape[1] * self._hidden)
         scales = None if self._sf is None else gather_scales(self._sf, indices, tma_scales)
-        return lambda: (result, scales)
+        return _on_any_stream(result, scales)
 
     def _check_range(self, indices: torch.Tensor) -> None:
         """On the CPU. On a GPU the host would have to wait for the indices."""

@@ -10,7 +10,7 @@ from unittest import mock
 import deep_ep
 import epx
 import torch
-from deep_ep import _elastic_move, _elastic_pipeline, _elastic_streams, _high_throughput
+from deep_ep import _elastic_engram, _elastic_move, _elastic_pipeline, _elastic_streams, _high_throughput
 from deep_ep._elastic_gather import Gathers, _Place
 from deep_ep._elastic_move import Barriers, Mover
 from deep_ep._elastic_pipeline import Sizes, _Channel
@@ -132,6 +132,26 @@ class Streams(Played):
             self.assertEqual(story[-1], "side receives")
             channel.recv(torch.empty(8))
         self.assertEqual(story[-3:], ["side receives", "current waits for event of side", "current receives"])
+
+    def test_fetched_rows_on_another_stream(self) -> None:
+        """The function that engram_fetch() returns completes them for the stream where it is called."""
+        rows, scales = mock.Mock(), mock.Mock()
+        rows.record_stream, scales.record_stream = Tensor("rows").record_stream, Tensor("scales").record_stream
+        with mock.patch.object(_elastic_engram, "current_stream", lambda device: now[0]):
+            for second in (scales, None):
+                story.clear()
+                with on_stream(comm):
+                    result = _elastic_engram._on_any_stream(rows, second)
+                    self.assertEqual((result(), story), ((rows, second), []))
+                with on_stream(side):
+                    self.assertEqual(result(), (rows, second))
+                    capturing[0] = True
+                    result()
+                    capturing[0] = False
+                self.assertEqual(story, ["side waits for event of comm", "rows is used on side"] + (
+                    ["scales is used on side"] if second else []))
+        result = _elastic_engram._on_any_stream(torch.ones(2), None)
+        self.assertEqual(result()[0].tolist(), [1, 1])
 
     def test_elastic_waits_for_both_events(self) -> None:
         with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):
