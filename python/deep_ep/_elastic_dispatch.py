@@ -38,15 +38,19 @@ class Request:
     def __init__(self, x: Any, topk_weights: Any, do_expand: bool, do_zero_padding: bool, tma_scales: bool,
                  num_sms: int) -> None:
         self.num_sms = num_sms  # 0: EPX's own number
-        self.x, self.scales = _tokens(x)
+        self.given = self.x, self.scales = _tokens(x)
         self.device = checks.device_of("x", self.x)
         checks.row_bytes("x", self.x)
-        if self.scales is None and self.x.data_ptr() % 2:  # bytes travel as pairs of them
-            self.x = self.x.clone()
         if do_zero_padding and not do_expand:
             raise wrong("do_zero_padding", "do_expand with it", "do_expand=False")
         self.expand, self.tma_scales = bool(do_expand), bool(tma_scales)
         self.weights = topk_weights
+
+    def copy_in(self) -> None:
+        """Copies what EPX does not read as it is, in the context of the launch, which may wait for the tensors."""
+        if self.scales is None and self.x.data_ptr() % 2:  # bytes travel as pairs of them
+            self.x = self.x.clone()
+        self.scales = checks.spread(self.scales)
 
     @property
     def count(self) -> int:
@@ -160,7 +164,7 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
     launch = begin(pool.group)
     with queueing(launch) as used:
         with launch.context():
-            request.scales = checks.spread(request.scales)
+            request.copy_in()
             idx = how.topk_idx if how.topk_idx.dtype.itemsize >= 4 else how.topk_idx.to(torch.int32)
             routing = new_routing(pool, request.expand, topk, how.alignment, request.count, how.drop)
             address = routing.handle.address
@@ -187,7 +191,7 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
             handle = _make_handle(request, how, sizes, counts, result, routing, kept_idx, num_sms, domains)
             recv_idx = _narrowed(launch, result.idx, how.topk_idx.dtype)
         event = launch.finish(
-            [request.x, request.scales, how.topk_idx, idx, request.weights, how.stats],
+            [*request.given, request.x, request.scales, how.topk_idx, idx, request.weights, how.stats],
             [result.x, result.scales, recv_idx, result.idx, result.weights, *counts.tensors, result.source_map,
              kept_idx if how.copy else None])
     return _rows(result), recv_idx, result.weights, handle, event
@@ -238,15 +242,17 @@ def dispatch_again(begin: Any, request: Request, handle: EPHandle, domains: Doma
     launch = begin(pool.group)
     with queueing(launch) as used:
         with launch.context():
-            request.scales = checks.spread(request.scales)
-            if handle.do_expand and not request.expand:
+            request.copy_in()
+            flat = handle.do_expand and not request.expand
+            if flat:
                 routing = _flat_routing(pool, handle, routing, launch, domains)
             plan = plan_for(pool, request.kind(topk, idx_dtype, False), domains.scaleup)
             used.append(request)
             result = plan.run(routing.handle.address, request.x, request.scales, request.weights, (routing.rows, 0, 0),
                               request.num_sms, launch.address, used)
             recv_idx = _narrowed(launch, result.idx, given)
-        event = launch.finish([request.x, request.scales, request.weights],
+        event = launch.finish([*request.given, request.x, request.scales, request.weights,
+                               handle.topk_idx if flat else None],
                               [result.x, result.scales, recv_idx, result.idx, result.weights])
     return _rows(result), recv_idx, result.weights, handle, event
 

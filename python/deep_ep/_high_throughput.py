@@ -82,7 +82,7 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
 
 def _dispatch(engine: Engine, pool: Pool, launch_on: Any, request: DispatchRequest, topk: int, channels: int,
               counts_as_tensor: bool) -> Tuple[Any, ...]:
-    tokens = request.tokens
+    tokens, given = request.tokens, request.scales
     launch: Launch = launch_on(pool.group)
     with queueing(launch) as used:
         with launch.context():
@@ -107,7 +107,7 @@ def _dispatch(engine: Engine, pool: Pool, launch_on: Any, request: DispatchReque
                     src_rank=recv.src_rank, src_token=recv.src_token, stream=launch.address)
             handle = make_handle(engine, launch, routing, request.in_rank, counts, recv, channels)
             per_expert = per_expert_list if counts.experts is None else counts.aligned(request.alignment)
-        inputs = [tokens, request.scales, idx, request.topk_weights, request.in_rank]
+        inputs = [tokens, given, request.scales, idx, request.topk_weights, request.in_rank]
         event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, counts.experts, recv.src_rank,
                                        recv.src_token, counts.flat])
     out = (recv.tokens, recv.scales) if recv.scales is not None else recv.tokens
@@ -275,7 +275,7 @@ def make_handle(engine: Engine, launch: Launch, routing: HighThroughputRouting, 
         return _handle_fields(engine, routing, in_rank, counts, sources, channels)
 
     def compute() -> Tuple[Any, ...]:
-        launch.join([in_rank, counts.flat])
+        launch.join([in_rank, counts.flat, sources.src_rank, sources.src_token])
         return _handle_fields(engine, routing, in_rank, counts, sources, channels)
     return LazyHandle(routing, 6 if engine.nnodes == 1 else 10, compute)
 
@@ -303,21 +303,21 @@ def _handle_fields(engine: Engine, routing: HighThroughputRouting, in_rank: torc
 
 def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tuple[Any, ...]:
     """A dispatch with the routing of a handle."""
-    tokens, scales = checks.tokens(x)
+    tokens, given = checks.tokens(x)
     routing = find(HighThroughputRouting, handle)
     pool = usable(routing, tokens)
     if tokens.shape[0] != routing.tokens:
         raise wrong("x", "%d tokens, as in the dispatch of the handle" % routing.tokens, tokens.shape[0])
     launch: Launch = launch_on(pool.group)
     with launch.context():
-        scales = checks.spread(scales)
+        scales = checks.spread(given)
         out = pool.heap.empty((routing.rows, tokens.shape[1]), tokens.dtype)
         out_scales = None
         if scales is not None:
             out_scales = pool.heap.empty((routing.rows, *scales.shape[1:]), scales.dtype)
         routing.handle.dispatch(tokens, out, scales=_two_dim(scales), out_scales=_two_dim(out_scales),
                                 stream=launch.address)
-    event = launch.finish([tokens, scales], [out, out_scales])
+    event = launch.finish([tokens, given, scales], [out, out_scales])
     return (out, out_scales) if out_scales is not None else out, None, None, None, None, event
 
 

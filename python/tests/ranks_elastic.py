@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from elastic_reference import Expanded, combined, flat_results, parts, rough, up
 from reference import Work, cast_fp8, same_bits
-from suite import Skipped, World, environment
+from suite import Skipped, World, environment, reads
 
 MAX = 24  # num_max_tokens_per_rank
 HIDDEN = 128
@@ -194,9 +194,12 @@ def test_scales(world: World) -> None:
             assert torch.equal(recv[0][i].cpu(), rows_of[s][t]) and torch.equal(recv[1][i].cpu(), packs[s][t])
         for one in (torch.tensor([[1.5, 2.5]]), torch.tensor([[1.5]])):  # whose strides are 0
             scales = world.to(one + world.rank).expand(len(work.x[world.rank]), 2)
-            recv, _idx, _weights, handle, _event = send(world, buffer, work, (rows_of[world.rank], scales))
+            rows = world.to(rows_of[world.rank])
+            with reads(scales):
+                recv, _idx, _weights, handle, _event = send(world, buffer, work, (rows, scales))
             assert torch.equal(recv[1].cpu(), one.expand(1, 2) + ranks[:, None])
-            again, *_ = buffer.dispatch((world.to(rows_of[world.rank]), scales), handle=handle)
+            with reads(scales):
+                again, *_ = buffer.dispatch((rows, scales), handle=handle)
             assert same_bits(again[1], recv[1])
 
 
@@ -208,8 +211,9 @@ def test_rows_of_any_dtype(world: World) -> None:
             recv, *_ = send(world, buffer, work, work.x[world.rank].view(dtype))
             assert recv.dtype is dtype and same_bits(recv.view(torch.bfloat16), work.flat(world.rank)[2])
         odd = world.to(torch.cat([torch.zeros(1, dtype=torch.uint8), work.x[world.rank].view(torch.uint8).view(-1)]))
-        recv, *_ = buffer.dispatch(odd[1:].view(len(work.x[world.rank]), -1), world.to(work.idx[world.rank]),
-                                   num_experts=work.experts)  # whose address is odd
+        rows = odd[1:].view(len(work.x[world.rank]), -1)  # whose address is odd
+        with reads(rows):
+            recv, *_ = buffer.dispatch(rows, world.to(work.idx[world.rank]), num_experts=work.experts)
         assert same_bits(recv.view(torch.bfloat16), work.flat(world.rank)[2])
     with elastic(world, num_bytes=64 << 20, num_max_tokens_per_rank=24, hidden=0) as buffer:
         packed = work.x[world.rank].view(torch.uint8)[:, :HIDDEN // 2].contiguous()  # two values of FP4 in a byte
@@ -275,7 +279,8 @@ def test_cached(world: World) -> None:
             assert again[3] is zones[3]
             check_expanded(world, other, again, lambda x: x, 8, True)
             for _ in range(2):
-                again = buffer.dispatch(x, handle=zones[3], topk_weights=weights)
+                with reads(zones[3].topk_idx):  # the routing without expansion is made of them
+                    again = buffer.dispatch(x, handle=zones[3], topk_weights=weights)
                 check_flat(world, other, again, lambda x: x, True, True, False)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from deep_ep._fresh import FreshPlan
 from reference import Work, calc_diff, cast_fp8, combine_flat, expert_result, same_bits, uncast_fp8
-from suite import World, as_on_a_gpu, environment
+from suite import World, as_on_a_gpu, environment, reads
 
 
 def layout(buffer: deep_ep.Buffer, idx: torch.Tensor, experts: int, **options: Any) -> Dict[str, Any]:
@@ -311,11 +311,13 @@ def test_scales_of_expand(world: World) -> None:
     row = torch.tensor([[1.5, 2.5]])
     for one in (row, row[:, :1]):
         values, scales = world.to(cast_fp8(work.x[me])[0]), world.to(one + me).expand(len(work.x[me]), 2)
-        recv, *_others, handle, _event = buffer.dispatch(
-            (values, scales), **layout(buffer, world.to(work.idx[me]), work.experts), topk_idx=world.to(work.idx[me]),
-            topk_weights=world.to(work.weights[me]))
+        with reads(scales):
+            recv, *_others, handle, _event = buffer.dispatch(
+                (values, scales), **layout(buffer, world.to(work.idx[me]), work.experts),
+                topk_idx=world.to(work.idx[me]), topk_weights=world.to(work.weights[me]))
         assert same_bits(recv[0], cast_fp8(rows)[0]) and torch.equal(recv[1].cpu(), one.expand(1, 2) + ranks[:, None])
-        again = buffer.dispatch((values, scales), handle=handle)[0]
+        with reads(scales):
+            again = buffer.dispatch((values, scales), handle=handle)[0]
         assert same_bits(again[0], recv[0]) and same_bits(again[1], recv[1])
 
 

@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import deep_ep  # noqa: E402
-from deep_ep import _engine, _memory  # noqa: E402
+from deep_ep import _engine, _memory, _streams  # noqa: E402
 import epx  # noqa: E402
 import slow  # noqa: E402
 
@@ -150,6 +150,21 @@ def environment(**values: str) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def reads(*tensors: torch.Tensor) -> Iterator[None]:
+    """Calls on CPU tensors say that their work reads these tensors: on a GPU, torch has to know."""
+    said: List[Any] = []
+    finish = _streams.HostLaunch.finish
+
+    def note(launch: Any, inputs: Any, outputs: Any) -> Any:
+        inputs = list(inputs)
+        said.extend(inputs)
+        return finish(launch, inputs, outputs)
+    with mock.patch.object(_streams.HostLaunch, "finish", note):
+        yield
+    assert all(any(one is tensor for one in said) or tensor.is_cuda for tensor in tensors)
 
 
 @contextlib.contextmanager

@@ -71,6 +71,19 @@ class Streams(Played):
             launch.follow()  # a wait for a stream that is not captured would end the capture
         self.assertEqual(story, [])
 
+    def test_fields_of_a_handle_are_read_on_another_stream(self) -> None:
+        """What they are computed from may be torch's memory, which is let go with the handle."""
+        names = ("in_rank", "counts", "src_rank", "src_token")
+        used = {name: Tensor(name) for name in names}
+        received = types.SimpleNamespace(src_rank=used["src_rank"], src_token=used["src_token"], bounded=False)
+        handle = _high_throughput.make_handle(
+            mock.Mock(nnodes=1), CudaLaunch(comm, None, True), mock.Mock(in_graph=False),  # type: ignore[arg-type]
+            used["in_rank"], mock.Mock(flat=used["counts"]), received, 1)  # type: ignore[arg-type]
+        story.clear()
+        with mock.patch.object(_high_throughput, "_handle_fields", return_value=(1,) * 6), on_stream(side):
+            self.assertEqual(list(handle), [1] * 6)
+        self.assertEqual(story, ["side waits for comm"] + ["%s is used on side" % name for name in names])
+
     def test_sizes_of_the_pipeline_are_checked_later(self) -> None:
         """What was received last is overwritten before the host looks at it."""
         sizes = Sizes(torch.device("cpu"), 3, 4, lambda: capturing[0])
