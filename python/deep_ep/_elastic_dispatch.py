@@ -314,14 +314,17 @@ def combine(begin: Any, x: Any, handle: Any, topk_weights: Any, bias: Any, multi
         checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], topk), x.device)
     added = bias_list(bias, (routing.tokens, x.shape[1]), x)
     launch = begin(pool.group)
-    with launch.context():
-        rows, weights = within_reach(pool, x, launch), within_reach(pool, topk_weights, launch)
-        out = torch.empty(routing.tokens, x.shape[1], dtype=x.dtype, device=x.device)
-        out_weights = None
-        if topk_weights is not None:
-            out_weights = torch.empty(routing.tokens, topk, dtype=torch.float32, device=x.device)
-        routing.handle.combine(rows, out, topk_weights=weights, out_topk_weights=out_weights, bias=added,
-                               sum_order=sum_order(multiple, handle.do_expand, domains),
-                               max_sms=num_sms or routing.num_sms, stream=launch.address)
-    event = launch.finish([x, topk_weights, *added], [out, out_weights])
+    with queueing(launch) as used:
+        with launch.context():
+            used += [x, topk_weights, *added]
+            rows, weights = within_reach(pool, x, launch), within_reach(pool, topk_weights, launch)
+            out = torch.empty(routing.tokens, x.shape[1], dtype=x.dtype, device=x.device)
+            out_weights = None
+            if topk_weights is not None:
+                out_weights = torch.empty(routing.tokens, topk, dtype=torch.float32, device=x.device)
+            used += [rows, weights, out, out_weights]
+            routing.handle.combine(rows, out, topk_weights=weights, out_topk_weights=out_weights, bias=added,
+                                   sum_order=sum_order(multiple, handle.do_expand, domains),
+                                   max_sms=num_sms or routing.num_sms, stream=launch.address)
+        event = launch.finish([x, topk_weights, *added], [out, out_weights])
     return out, out_weights, event

@@ -309,15 +309,17 @@ def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tu
     if tokens.shape[0] != routing.tokens:
         raise wrong("x", "%d tokens, as in the dispatch of the handle" % routing.tokens, tokens.shape[0])
     launch: Launch = launch_on(pool.group)
-    with launch.context():
-        scales = checks.spread(given)
-        out = pool.heap.empty((routing.rows, tokens.shape[1]), tokens.dtype)
-        out_scales = None
-        if scales is not None:
-            out_scales = pool.heap.empty((routing.rows, *scales.shape[1:]), scales.dtype)
-        routing.handle.dispatch(tokens, out, scales=_two_dim(scales), out_scales=_two_dim(out_scales),
-                                stream=launch.address)
-    event = launch.finish([tokens, given, scales], [out, out_scales])
+    with queueing(launch) as used:
+        with launch.context():
+            scales = checks.spread(given)
+            out = pool.heap.empty((routing.rows, tokens.shape[1]), tokens.dtype)
+            out_scales = None
+            if scales is not None:
+                out_scales = pool.heap.empty((routing.rows, *scales.shape[1:]), scales.dtype)
+            used += [tokens, given, scales, out, out_scales]
+            routing.handle.dispatch(tokens, out, scales=_two_dim(scales), out_scales=_two_dim(out_scales),
+                                    stream=launch.address)
+        event = launch.finish([tokens, given, scales], [out, out_scales])
     return (out, out_scales) if out_scales is not None else out, None, None, None, None, event
 
 
@@ -346,15 +348,18 @@ def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights
     checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], topk), x.device)
     biases = bias_list(bias, (routing.tokens, x.shape[1]), x)
     launch: Launch = launch_on(pool.group)
-    with launch.context():
-        rows, weights = within_reach(pool, x, launch), within_reach(pool, topk_weights, launch)
-        out = torch.empty(routing.tokens, x.shape[1], dtype=x.dtype, device=x.device)
-        out_weights = None
-        if topk_weights is not None:
-            out_weights = torch.empty(routing.tokens, topk, dtype=torch.float32, device=x.device)
-        routing.handle.combine(rows, out, topk_weights=weights, out_topk_weights=out_weights, bias=biases,
-                               stream=launch.address)
-    event = launch.finish([x, topk_weights, *biases], [out, out_weights])
+    with queueing(launch) as used:
+        with launch.context():
+            used += [x, topk_weights, *biases]
+            rows, weights = within_reach(pool, x, launch), within_reach(pool, topk_weights, launch)
+            out = torch.empty(routing.tokens, x.shape[1], dtype=x.dtype, device=x.device)
+            out_weights = None
+            if topk_weights is not None:
+                out_weights = torch.empty(routing.tokens, topk, dtype=torch.float32, device=x.device)
+            used += [rows, weights, out, out_weights]
+            routing.handle.combine(rows, out, topk_weights=weights, out_topk_weights=out_weights, bias=biases,
+                                   stream=launch.address)
+        event = launch.finish([x, topk_weights, *biases], [out, out_weights])
     return out, out_weights, event
 
 

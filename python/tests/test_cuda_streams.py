@@ -4,13 +4,14 @@
 import os
 import types
 import unittest
-from typing import List
+from typing import Any, Callable, List
 from unittest import mock
 
 import deep_ep
 import epx
 import torch
-from deep_ep import _elastic_engram, _elastic_move, _elastic_pipeline, _elastic_streams, _high_throughput
+from deep_ep import (_elastic_dispatch, _elastic_engram, _elastic_move, _elastic_pipeline, _elastic_streams,
+                     _high_throughput)
 from deep_ep._elastic_gather import Gathers, _Place
 from deep_ep._elastic_move import Barriers, Mover
 from deep_ep._elastic_pipeline import Sizes, _Channel
@@ -266,6 +267,31 @@ class Streams(Played):
 
 class Interrupted(unittest.TestCase):
     """A call that ends while its work is queued."""
+
+    def kept(self, call: Callable[[Any, torch.Tensor], Any], module: Any, method: str) -> None:
+        """A call with a handle, which is interrupted behind that method of EPX's handle, keeps its rows."""
+        launch, rows = mock.MagicMock(), torch.zeros(2, 16, dtype=torch.bfloat16)
+        routing = mock.MagicMock(tokens=2, rows=2, **{"handle.topk": 1, "handle.%s.side_effect" % method:
+                                                      KeyboardInterrupt})
+        pool = mock.MagicMock(**{"group.info.max_recv_tokens": 9})
+        pool.heap.empty = lambda shape, dtype: torch.empty(shape, dtype=dtype)
+        with mock.patch.object(module, "find", lambda *_: routing, create=True), \
+                mock.patch.object(module, "routing_of", lambda _: routing, create=True), \
+                mock.patch.object(module, "usable", lambda *_: pool), self.assertRaises(KeyboardInterrupt):
+            call(lambda _group: launch, rows)
+        (used,), _options = launch.keep.call_args
+        self.assertTrue(any(one is rows for one in used))
+        self.assertFalse(launch.finish.called)
+
+    def test_calls_with_a_handle_keep_what_their_work_uses(self) -> None:
+        handle = mock.MagicMock(do_expand=False)
+        handle.recv_src_metadata.shape = (2, 3)
+        self.kept(lambda begin, x: _high_throughput.combine(mock.MagicMock(), begin, x, handle, None, None),
+                  _high_throughput, "combine")
+        self.kept(lambda begin, x: _high_throughput.dispatch_again(mock.MagicMock(), begin, x, handle),
+                  _high_throughput, "dispatch")
+        self.kept(lambda begin, x: _elastic_dispatch.combine(begin, x, handle, None, None, True, mock.Mock(), 0),
+                  _elastic_dispatch, "combine")
 
     def test_a_dispatch_of_v1_keeps_what_its_work_uses(self) -> None:
         launch, request, engine = mock.MagicMock(), mock.MagicMock(worst=0, scales=None), mock.MagicMock(nranks=2)
