@@ -99,7 +99,7 @@ def _dispatch(engine: Engine, pool: Pool, launch_on: Any, request: DispatchReque
             rows, per_expert_list = _received(engine, routing, request)
             routing.rows = rows
             fast = fresh.finish(routing.handle, rows, launch.address)
-            recv = _Received(pool, request, rows, topk if request.topk_idx is not None else 0, fast)
+            recv = _Received(pool, launch, request, rows, topk if request.topk_idx is not None else 0, fast)
             if fast is None:
                 routing.handle.dispatch(
                     tokens, recv.tokens, scales=_two_dim(request.scales), topk_weights=request.topk_weights,
@@ -149,7 +149,7 @@ class _Received:
     """The result tensors of a dispatch with a new routing. Rows and small tensors are in separate allocations, so that
     keeping a handle does not keep the rows."""
 
-    def __init__(self, pool: Pool, request: DispatchRequest, rows: int, topk: int,
+    def __init__(self, pool: Pool, launch: Launch, request: DispatchRequest, rows: int, topk: int,
                  fast: Optional[Tuple[Made, Made, Made]]) -> None:
         """`fast`: the memory that a FreshPlan has used, or None."""
         tokens, scales = request.tokens, request.scales
@@ -165,6 +165,7 @@ class _Received:
             self.scales = pool.heap.empty((rows, *scales.shape[1:]), scales.dtype)
         self.src_rank, self.src_token = pool.heap.several(((rows,), torch.int32, None), ((rows,), torch.int32, None))
         if self.bounded:
+            launch.follow()
             self.src_rank.fill_(-1)  # rows past the end are not written
             self.src_token.fill_(-1)
         self.idx = self.weights = None

@@ -85,6 +85,15 @@ class Streams(Played):
             self.assertEqual(list(handle), [1] * 6)
         self.assertEqual(story, ["side waits for comm"] + ["%s is used on side" % name for name in names])
 
+    def test_sources_of_bounded_dispatches_follow_asynchronous_calls(self) -> None:
+        """These may still read what was in the heap there, an argument of combine say."""
+        filled = mock.Mock(fill_=lambda value: story.append("%s fills" % now[0].name))
+        pool = mock.Mock(**{"heap.several.return_value": (filled, filled)})
+        for worst, expected in ((0, []), (9, ["current waits for comm", "current fills", "current fills"])):
+            request = mock.Mock(tokens=torch.zeros(2, 16), scales=None, worst=worst)
+            _high_throughput._Received(pool, CudaLaunch(comm, None, False), request, 9, 0, None)
+            self.assertEqual(story, expected)
+
     def test_sizes_of_the_pipeline_are_checked_later(self) -> None:
         """What was received last is overwritten before the host looks at it."""
         sizes = Sizes(torch.device("cpu"), 3, 4, lambda: capturing[0])
