@@ -106,12 +106,12 @@ def _dispatch(engine: Engine, pool: Pool, launch_on: Any, request: DispatchReque
                     out_scales=_two_dim(recv.scales), out_topk_weights=recv.weights, out_topk_idx=recv.idx,
                     src_rank=recv.src_rank, src_token=recv.src_token, stream=launch.address)
             handle = make_handle(engine, launch, routing, request.in_rank, counts, recv, channels)
-            per_expert = per_expert_list if counts.experts is None else counts.aligned(request.alignment)
+            aligned = None if counts.experts is None else counts.aligned(request.alignment)
         inputs = [tokens, given, request.scales, idx, request.topk_weights, request.in_rank]
-        event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, counts.experts, recv.src_rank,
-                                       recv.src_token, counts.flat])
+        event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, aligned, recv.src_rank,
+                                       recv.src_token, counts.flat, *(handle if routing.in_graph else ())])
     out = (recv.tokens, recv.scales) if recv.scales is not None else recv.tokens
-    return out, recv.idx, recv.weights, per_expert, handle, event
+    return out, recv.idx, recv.weights, per_expert_list if aligned is None else aligned, handle, event
 
 
 class Counts:

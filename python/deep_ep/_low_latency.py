@@ -313,7 +313,7 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
         if staged and pool.on_cpu and signals is None:  # with signals, the caller has yet to write the rows
             settle(pool.group)
         elif launch is not None and not staged:
-            event = launch.finish(used[:-1], (out,))
+            event = launch.finish(used, (out,))
     except BaseException:  # Ctrl-C behind the call
         if launch is not None:
             launch.keep(used)

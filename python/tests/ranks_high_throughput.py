@@ -321,6 +321,19 @@ def test_scales_of_expand(world: World) -> None:
         assert same_bits(again[0], recv[0]) and same_bits(again[1], recv[1])
 
 
+def test_aligned_counts_as_a_tensor(world: World) -> None:
+    """An addition of Primus-Turbo."""
+    buffer, me = world.buffer(), world.rank
+    work = Work(world.nranks, 9, 256, 2 * world.nranks, 3, seed=43)
+    idx = world.to(work.idx[me])
+    with reads() as returned:
+        _recv, _idx, _weights, counts, *_ = buffer.dispatch(
+            world.to(work.x[me]), **layout(buffer, idx, work.experts), topk_idx=idx, expert_alignment=4,
+            topk_weights=world.to(work.weights[me]), num_recv_tokens_per_expert_as_cuda=True)
+    assert counts.tolist() == [-(-count // 4) * 4 for count in work.expert_counts(me)]
+    assert counts.is_cuda or any(one is counts for one in returned)
+
+
 def test_smaller_groups(world: World) -> None:
     """Groups of some of the ranks: 2, 4, and 3."""
     for size in (2, 3, 4):

@@ -19,7 +19,7 @@ from deep_ep._routing import find
 from ranks_high_throughput import exchange as exchange_high
 from reference import (Work, calc_diff, cast_fp8, cast_nvfp4, combine_weighted, expert_result, same_bits, uncast_fp8,
                        uncast_nvfp4, unpack_ue8m0)
-from suite import World, environment, refused
+from suite import World, environment, reads, refused
 
 
 def wait_for(event: deep_ep.EventOverlap, hook: Optional[Callable[[], None]], asynchronous: bool, hooked: bool) -> None:
@@ -395,6 +395,19 @@ def test_the_local_buffer_with_more_experts_per_token(world: World) -> None:
         check_one(world, buffer, work, most)
         whole_heap(world, buffer, work, most).fill_(0x55)
     buffer.destroy()
+
+
+def test_a_result_that_the_caller_gives(world: World) -> None:
+    """The work of an asynchronous combine uses it, whether the caller still has it or not."""
+    buffer, me = world.buffer(), world.rank
+    work = Work(buffer.group_size, 9, 128, 2 * buffer.group_size, 3, seed=36)
+    recv, _counts, handle = dispatch(world, buffer, work, 16, use_fp8=False)
+    rows, out = torch.zeros_like(recv), torch.ones_like(world.to(work.x[me]))
+    with reads(rows, out):
+        combined, event, _hook = buffer.low_latency_combine(
+            rows, world.to(work.idx[me]), world.to(work.weights[me]), handle, async_finish=True, out=out)
+    event.current_stream_wait()
+    assert combined is out and not out.count_nonzero()
 
 
 def test_hook_that_is_never_called(world: World) -> None:

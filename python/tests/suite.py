@@ -153,17 +153,20 @@ def environment(**values: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reads(*tensors: torch.Tensor) -> Iterator[None]:
-    """Calls on CPU tensors say that their work reads these tensors: on a GPU, torch has to know."""
+def reads(*tensors: torch.Tensor) -> Iterator[List[Any]]:
+    """Calls on CPU tensors say that their work reads these tensors, or writes to them: on a GPU, torch has to know.
+    Gives what they say that they return."""
     said: List[Any] = []
+    returned: List[Any] = []
     finish = _streams.HostLaunch.finish
 
     def note(launch: Any, inputs: Any, outputs: Any) -> Any:
-        inputs = list(inputs)
+        inputs, outputs = list(inputs), list(outputs)
         said.extend(inputs)
+        returned.extend(outputs)
         return finish(launch, inputs, outputs)
     with mock.patch.object(_streams.HostLaunch, "finish", note):
-        yield
+        yield returned
     assert all(any(one is tensor for one in said) or tensor.is_cuda for tensor in tensors)
 
 
