@@ -22,7 +22,7 @@ _REQUEST_BYTES = 16
 _SLICE_TOKENS, _LEAST_SLICE = 1 << 18, 1 << 12
 
 
-def _on_any_stream(rows: torch.Tensor, scales: Optional[torch.Tensor]) -> Callable[
+def on_any_stream(rows: torch.Tensor, scales: Optional[torch.Tensor]) -> Callable[
         [], Tuple[torch.Tensor, Optional[torch.Tensor]]]:
     """A function that returns the tensors, complete for the stream that is current then: their work is queued on the
     one that is current now. A capture has waited for that before it began."""
@@ -104,7 +104,7 @@ class Engram:
         result = data[:, :width].contiguous().view(self._dtype).view(
             indices.shape[0], indices.shape[1] * self._hidden)
         scales = None if self._sf is None else gather_scales(self._sf, indices, tma_scales)
-        return _on_any_stream(result, scales)
+        return on_any_stream(result, scales)
 
     def _check_range(self, indices: torch.Tensor) -> None:
         """On the CPU. On a GPU the host would have to wait for the indices."""

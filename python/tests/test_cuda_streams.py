@@ -164,7 +164,7 @@ class Streams(Played):
             for second in (scales, None):
                 story.clear()
                 with on_stream(comm):
-                    result = _elastic_engram._on_any_stream(rows, second)
+                    result = _elastic_engram.on_any_stream(rows, second)
                     self.assertEqual((result(), story), ((rows, second), []))
                 with on_stream(side):
                     self.assertEqual(result(), (rows, second))
@@ -173,7 +173,7 @@ class Streams(Played):
                     capturing[0] = False
                 self.assertEqual(story, ["side waits for event of comm", "rows is used on side"] + (
                     ["scales is used on side"] if second else []))
-        result = _elastic_engram._on_any_stream(torch.ones(2), None)
+        result = _elastic_engram.on_any_stream(torch.ones(2), None)
         self.assertEqual(result()[0].tolist(), [1, 1])
 
     def test_elastic_waits_for_both_events(self) -> None:

@@ -2,6 +2,7 @@
 """EngramBuffer: tables of several layers, whose rows lie on all ranks. It is one table of ElasticBuffer's, which has
 the rows of all layers of a rank one behind the other, so that one fetch serves all layers."""
 
+import functools
 import json
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
@@ -13,7 +14,7 @@ from .. import comm
 from .._checks import describe, wrong
 from .._domains import get_physical_domain_size
 from .._eager import eager_class
-from .._elastic_engram import Engram, gather_scales
+from .._elastic_engram import Engram, gather_scales, on_any_stream
 from .._elastic_meeting import compare
 from ..elastic import ElasticBuffer
 from ..utils.envs import check_fast_rdma_atomic_support
@@ -50,6 +51,10 @@ class _Layers:
     def scale_bytes(self, nodes: int) -> int:
         """Of a rank's part of the scales."""
         return sum(self.entries) * nodes * self.packs * 4
+
+
+def _bare(complete: Callable[[], Tuple[torch.Tensor, Any]]) -> torch.Tensor:
+    return complete()[0]
 
 
 @eager_class
@@ -160,11 +165,11 @@ class EngramBuffer(BufferBase, ElasticBuffer):
             raise wrong("indices", "at most num_max_tokens = %d tokens" % layers.tokens, indices.shape[1])
         rows = torch.cat([self._rows(layers, layer, indices[layer]) for layer in range(len(layers.entries))])
         data, _none = table.fetch(rows, False)()
-        fetched: List[Any] = list(data.chunk(len(layers.entries))) if data.shape[0] else [data] * len(layers.entries)
-        if self._scales is not None:
-            fetched = [(part, gather_scales(scales, index, use_tma_aligned_col_major_sf))
-                       for part, scales, index in zip(fetched, self._scales, indices)]
-        return [lambda part=part: part for part in fetched]  # type: ignore[misc]
+        parts = data.chunk(len(layers.entries)) if data.shape[0] else [data] * len(layers.entries)
+        if self._scales is None:
+            return [functools.partial(_bare, on_any_stream(part, None)) for part in parts]
+        return [on_any_stream(part, gather_scales(scales, index, use_tma_aligned_col_major_sf))
+                for part, scales, index in zip(parts, self._scales, indices)]
 
     def _configured(self, call: str) -> _Layers:
         self._open()
