@@ -44,7 +44,7 @@ __attribute__((constructor)) static void measure(void)
 {
     const double share = sample();
     pthread_mutexattr_t attr;
-    void *page = mmap(NULL, sizeof(*one_samples), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void *page = mmap(NULL, sizeof(pthread_mutex_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
     if (page != MAP_FAILED) {
         one_samples = page;
