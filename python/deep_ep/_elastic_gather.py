@@ -161,6 +161,8 @@ class Gathers:
                 raise wrong("t", "contiguous tensors on %s" % self._device, describe(t))
         if self._count == self._limits[1]:
             raise refused("all_gather: expected at most num_max_all_gathers_per_session = %d" % self._count)
+        if self._mover.capturing():
+            self._mover.need(key for place in self._pending[:len(tensors)] for key, _ranks in self._routings(place))
         places = self._places(tensors)
         self._count += 1
         self._mover.record_capture()
@@ -181,6 +183,11 @@ class Gathers:
             t.record_stream(stream)
         return stream
 
+    def _routings(self, place: _Place) -> List[Tuple[Tuple[int, int], List[int]]]:
+        """The routings of a place by their keys, with the ranks that each sends to."""
+        rows = place.part // place.row
+        return [((rows, ranks[0]), ranks) for ranks in all_ranks(self._engine.nranks)] if rows else []
+
     def _send(self, t: torch.Tensor, place: _Place, stream: Any) -> None:
         mine = place.mine(self._engine.rank)
         if t.data_ptr() != mine.data_ptr():
@@ -194,14 +201,14 @@ class Gathers:
             return
         source = place.flat[self._engine.rank].view(rows, place.row).view(torch.bfloat16)
         out = place.flat.view(-1, place.row).view(torch.bfloat16)
-        for ranks in all_ranks(self._engine.nranks):
+        for key, ranks in self._routings(place):
             def idx(ranks: List[int] = ranks) -> torch.Tensor:
                 # Not of a list, whose copy to a GPU the host would wait for, and for what is queued before it.
                 row = torch.arange(ranks[0], ranks[-1] + 1, dtype=torch.int32, device=self._device)
                 return row.repeat(rows, 1)
             # The indices are allocated, written, read and freed in the order of one stream: nobody keeps them.
             with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-                handle = self._mover.fixed((rows, ranks[0]), idx, stream)
+                handle = self._mover.fixed(key, idx, stream)
             handle.dispatch(source, out if self._engine.rank in ranks else out[:0], stream=stream)
 
     def _results(self, places: List[_Place], stream: Any) -> List[torch.Tensor]:

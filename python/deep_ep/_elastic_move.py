@@ -3,7 +3,7 @@
 bits, orders rows by (source rank, row) and works inside a node and between nodes, so barriers, all-gathers, table
 fetches and sends between neighbours need no kernels of their own."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import epx
 import torch
@@ -46,14 +46,19 @@ class Mover:
         if self.capturing():
             self.captured = True
 
+    def need(self, keys: Iterable[Any]) -> None:
+        """In a capture: these handles are there."""
+        if not all(key in self._fixed for key in keys):
+            raise refused("a capture: expected the same call, with tensors of the same sizes, once before it: its "
+                          "routing is exchanged then, for other calls too")
+
     def fixed(self, key: Any, idx: Any, stream: Any) -> epx.Handle:
         """The handle with the routing that `idx()` gives, made at first use, by all ranks alike. `idx()` is freed when
         its update is queued: on a GPU, `stream` is the current one."""
         handle = self._fixed.get(key)
         if handle is None:
             if self.capturing():
-                raise refused("a capture: expected the same call, with tensors of the same sizes, once before it: its "
-                              "routing is exchanged then, for other calls too")
+                self.need([key])
             topk_idx = idx()
             handle = self._fixed[key] = self.group.handle(
                 epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk_idx.shape[1])
@@ -107,13 +112,17 @@ class Barriers:
         current = torch.cuda.current_stream(device)
         comm = comm_stream(device) if on_comm_stream or joined else current
         stream, other = (comm, current) if on_comm_stream else (current, comm)
-        joined = joined and stream != other  # the caller may be on the communication stream
+        before = after = joined and stream != other  # the caller may be on the communication stream
+        if before and stream == current and mover.capturing():
+            # A capture waits only for streams that are in it, and what comes later on the other one waits by itself.
+            with torch.cuda.stream(other):
+                before, after = mover.capturing(), False
         if with_cpu_sync:
             torch.cuda.synchronize(device)
-        if joined:
+        if before:
             stream.wait_stream(other)
         handle.update(nothing, stream=stream)
-        if joined:
+        if after:
             other.wait_stream(stream)
         if with_cpu_sync:
             torch.cuda.synchronize(device)

@@ -852,6 +852,9 @@ def test_buffer_allocator(world: World) -> None:
         with refused("storage: expected a contiguous uint8 tensor of 6291456 bytes"):
             plan.materialize(bad)
     storage = torch.zeros(plan.num_bytes, dtype=torch.uint8, device=world.device)
+    if not hasattr(torch.utils, "swap_tensors"):
+        assert is_refused(lambda: plan.materialize(storage), "torch 2.2")
+        return
     plan.materialize(storage)
     assert plan.materialized and [t.shape for t in tensors] == [(3, 5), (7,), (0,), (2 << 20,)]
     for value, tensor in enumerate(tensors):
@@ -1086,6 +1089,45 @@ def refuses_recovery(buffer: deep_ep.ElasticBuffer) -> bool:
     return is_refused(buffer.recover, "graphs_released=True")
 
 
+def test_graph_of_parts(world: World) -> None:
+    """Barriers of both buffers and an all-gather in place, whose session ends in the capture, replayed."""
+    world.only("cuda")
+    with elastic(world, num_bytes=BIG) as buffer:
+        other = deep_ep.EPBuffer(dist.group.WORLD, num_bytes=BIG, explicitly_destroy=True)
+        buffer.agrs_set_config(1 << 20, 8)
+        given = torch.zeros(16, dtype=torch.int64, device=world.device)
+        with buffer.agrs_new_session():  # for the routing
+            buffer.all_gather(given)[1]()
+        buffer.create_agrs_session()
+        place = buffer.agrs_get_inplace_tensor((16,), torch.int64)
+        buffer.barrier()
+        other.barrier()
+        torch.cuda.synchronize()
+        world.meet()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            buffer.barrier()
+            other.barrier()
+            place.copy_(given)
+            gathered, wait = buffer.all_gather(place)
+            wait()
+            other.barrier()  # the communication stream is in the capture now
+            result = gathered.clone()
+            buffer.destroy_agrs_session()
+        world.meet()
+        for number in (5, 7):
+            given.fill_(number + world.rank)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert result[:, 0].tolist() == [number + rank for rank in range(world.nranks)]
+            with buffer.agrs_new_session():  # between replays
+                eager, wait = buffer.all_gather(given + 1)
+                wait()
+                assert eager[:, 15].tolist() == [number + 1 + rank for rank in range(world.nranks)]
+        del graph
+        other.destroy()
+
+
 def test_captured_parts(world: World) -> None:
     """A barrier and an all-gather that were captured into a graph: their groups live until the caller says that the
     graphs are released, also where the all-gather is configured again."""
@@ -1103,6 +1145,17 @@ def test_captured_parts(world: World) -> None:
         buffer.agrs_set_config(1 << 20, 4)
         old = buffer._parts["gathers"]
         captures = old._mover.capturing
+        with buffer.agrs_new_session():  # one that is refused in a capture leaves nothing behind
+            place = buffer.agrs_get_inplace_tensor((16,), torch.int64)
+            place.fill_(world.rank)
+            old._mover.capturing = lambda: True
+            assert is_refused(lambda: buffer.all_gather(place), "once before it")
+            old._mover.capturing = captures
+            assert not old._mover.captured and not old._captured and not old._count
+            gathered, wait = buffer.all_gather(place)
+            wait()
+            assert gathered[:, 0].tolist() == list(range(world.nranks)) and gathered.data_ptr() == place.data_ptr() - (
+                world.rank * place.nbytes)
         for captured in (False, True):
             with buffer.agrs_new_session():
                 place = buffer.agrs_get_inplace_tensor((16,), torch.int64)

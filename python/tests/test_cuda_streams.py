@@ -18,7 +18,8 @@ from deep_ep._elastic_pipeline import Sizes, _Channel
 from deep_ep._low_latency import LowLatencyRouting
 from deep_ep._streams import CudaLaunch
 from deep_ep.utils import EventHandle
-from played_cuda import Event, Played, Stream, Tensor, capturing, comm, now, on_stream, passed, side, story
+from played_cuda import (Event, Played, Stream, Tensor, capturing, comm, default, now, on_stream, passed, side,
+                         story)
 
 
 class Streams(Played):
@@ -118,17 +119,23 @@ class Streams(Played):
         """ElasticBuffer's is on the communication stream, unless told otherwise; EPBuffer's on the current one."""
         update = mock.Mock(side_effect=lambda _nothing, stream: story.append("barrier on %s" % stream.name))
         barriers = Barriers.__new__(Barriers)
-        barriers._mover = lambda device: (mock.Mock(), mock.Mock(update=update), None)  # type: ignore[assignment]
+        captured: List[Any] = []  # streams of a capture
+        mover = mock.Mock(capturing=lambda: now[0] in captured)
+        barriers._mover = lambda device: (mover, mock.Mock(update=update), None)  # type: ignore[assignment]
         elastic, ep = (kind.__new__(kind) for kind in (deep_ep.ElasticBuffer, deep_ep.EPBuffer))
         for buffer in (elastic, ep):
             buffer._engine, buffer._barriers = mock.Mock(closed=False), barriers
             buffer.rank_idx, buffer.runtime = 1, None
-        for call, expected in (
-                (lambda: elastic.barrier(), ["comm waits for current", "barrier on comm", "current waits for comm"]),
-                (lambda: elastic.barrier(use_comm_stream=False), ["barrier on current"]),
-                (lambda: ep.barrier(), ["current waits for comm", "barrier on current", "comm waits for current"]),
-                (lambda: ep.barrier(wait_comm_stream=False), ["barrier on current"])):
+        forked, alone = ["comm waits for current", "barrier on comm", "current waits for comm"], ["barrier on current"]
+        for call, streams, expected in (
+                (lambda: elastic.barrier(), [], forked), (lambda: elastic.barrier(), [default], forked),
+                (lambda: elastic.barrier(use_comm_stream=False), [], alone),
+                (lambda: ep.barrier(), [], ["current waits for comm", *alone, "comm waits for current"]),
+                (lambda: ep.barrier(), [default], alone),
+                (lambda: ep.barrier(), [default, comm], ["current waits for comm", *alone]),
+                (lambda: ep.barrier(wait_comm_stream=False), [], alone)):
             story.clear()
+            captured[:] = streams
             with mock.patch.object(_elastic_move, "comm_stream", lambda device=None: comm), \
                     mock.patch.object(_elastic_move, "default_device", lambda: torch.device("cuda", 0)):
                 call()
