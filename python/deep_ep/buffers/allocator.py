@@ -34,6 +34,8 @@ class BufferAllocator:
         if not isinstance(storage, torch.Tensor) or storage.dtype is not torch.uint8 or not storage.is_contiguous() or \
                 storage.numel() != self.num_bytes:
             raise wrong("storage", "a contiguous uint8 tensor of %d bytes" % self.num_bytes, describe(storage))
+        if not hasattr(torch.utils, "swap_tensors"):
+            raise refused("materialize: expected torch 2.2 or newer, got %s" % torch.__version__)
         for tensor, offset in self.allocations:
             part = storage.view(-1)[offset:offset + tensor.numel() * tensor.element_size()]
             torch.utils.swap_tensors(tensor, part.view(tensor.dtype).view(tensor.shape))

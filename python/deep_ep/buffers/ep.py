@@ -50,7 +50,7 @@ class EPBuffer(BufferBase, ElasticBuffer):
         self.context = None
 
     def _groups(self) -> List[Any]:
-        return [pool.group for pool in self._open()._pools()]
+        return [pool.group for pool in self._open()._pools() if not pool.closed]
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,
                                 nvlink_gbs: float = 0, sm_read_gbs: float = 0, sm_write_gbs: float = 0) -> int:

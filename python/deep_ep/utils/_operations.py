@@ -25,7 +25,8 @@ _FETCH = Operation(("engram_fetch", "fetch"), _SENT)
 # EPX writes rows where they belong, and sums them where they are read: there is no kernel for the epilogue alone.
 OPERATIONS = {
     "dispatch_impl": _DISPATCH, "dispatch_copy_epilogue_impl": _DISPATCH,
-    "combine_impl": _COMBINE, "combine_reduce_epilogue_impl": _COMBINE, "barrier": Operation(("barrier",), _COUNTED),
+    "combine_impl": _COMBINE, "combine_reduce_epilogue_impl": _COMBINE,
+    "barrier": Operation(("barrier", "_barrier"), _COUNTED),
     "engram_fetch_impl": _FETCH, "engram_fetch_wait_impl": _FETCH,
     "send_impl": Operation(("send", "pp_send"), _SENT), "recv_impl": Operation(("recv", "pp_recv"), _SENT),
 }
