@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "nccl_case.h"
 
@@ -327,9 +328,40 @@ static int test_two_groups(void)
     return layer_check(&a) || layer_close(&a) || layer_close(&b) ? -1 : 0;
 }
 
+/* The last rank comes late: what the others have issued waits for it. */
+static int last_rank_is_late(void)
+{
+    const struct timespec pause = {.tv_nsec = 300000000};
+
+    return world.rank > 0 && world.rank == world.nranks - 1 ? nanosleep(&pause, NULL) : 0;
+}
+
+/* A handle ends, which waits for its group, while the group is behind another one, and that one behind its operations
+ * before. No stream needs what the waiting thread has: that would last as long as the group's timeout, 100 s. */
+static int test_the_end_of_a_handle(void)
+{
+    static struct layer a, b;
+    time_t began;
+
+    if (layer_open(&a, 0) || layer_open(&b, 1) || layer_fill(&a, 7) || layer_fill(&b, 8) || last_rank_is_late())
+        return -1;
+    if (layer_issue(&a, 0, world.stream) || layer_issue(&b, 0, world.stream) || layer_issue(&a, 0, world.stream))
+        return -1;
+    began = time(NULL);
+    TRY(ncclEpHandleDestroy(a.handle));
+    CHECK(time(NULL) - began < 60);
+    TRY(cudaMemcpyAsync(a.host_out, a.out->data, sizeof(a.host_out), cudaMemcpyDeviceToHost, world.stream));
+    TRY(cudaMemcpyAsync(b.host_out, b.out->data, sizeof(b.host_out), cudaMemcpyDeviceToHost, world.stream));
+    TRY(cudaStreamSynchronize(world.stream));
+    if (layer_check(&a) || layer_check(&b))
+        return -1;
+    TRY(ncclEpInitHandle(&a.handle, a.group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, TOPK, NULL));
+    return layer_close(&a) || layer_close(&b) ? -1 : 0;
+}
+
 int test_runtime(void)
 {
     if (test_device() || test_strangers() || test_events() || test_graph(0, 0) || test_graph(1, 0) || test_graph(1, 1))
         return -1;
-    return test_two_groups();
+    return test_two_groups() || test_the_end_of_a_handle() ? -1 : 0;
 }

@@ -89,13 +89,9 @@ static ncclResult_t own_stream(struct ncclEpGroup *group, cudaStream_t stream, c
 
 /* ---- Order between groups ---------------------------------------------------------------------------------------- */
 
-static void wait_for_other(void *arg)
-{
-    (void)epx_event_sync(arg); /* an error is its own group's to report */
-    (void)epx_event_destroy(arg);
-}
-
-/* Puts `own` behind what another group has on the stream. */
+/* Puts `own` behind what another group has on the stream. Not by a call that waits on a thread of EPX: the event is the
+ * other group's, whose calls a thread may have that waits for this very stream. A stream that waits for the event does
+ * so also when the event has gone. */
 static epx_status follow(const struct used_stream *used, struct ncclEpGroup *group, epx_stream own)
 {
     epx_event *event;
@@ -108,9 +104,8 @@ static epx_status follow(const struct used_stream *used, struct ncclEpGroup *gro
         return status;
     status = epx_event_record(event, used->last_own);
     if (status == EPX_OK)
-        status = epx_stream_call(group->group, own, wait_for_other, event);
-    if (status != EPX_OK)
-        (void)epx_event_destroy(event);
+        status = epx_stream_wait_event(group->group, own, event);
+    (void)epx_event_destroy(event);
     return status;
 }
 
