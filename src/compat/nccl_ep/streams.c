@@ -6,6 +6,8 @@
  *               --> group B's stream for S   (pair)     waits for what another group has on S; what libepx_cudart.so
  *               `-> used: who was last on S             puts between goes behind the last one (queue_call)
  *
+ * The stream NULL is that of one rank: groups of a communicator share it, and each has its own default stream for it.
+ *
  * While S captures (cudaStreamBeginCapture of libepx_cudart.so), the group's stream records a graph of its own; these
  * are handed over as one node (take_recorded). On a GPU streams are the vendor's, and all this is too.
  */
@@ -25,6 +27,7 @@ struct segment { /* what one group has recorded */
 
 struct used_stream { /* lives as long as the process */
     cudaStream_t given;
+    ncclComm_t comm;          /* whose NULL stream it is; NULL: a stream with a name */
     struct ncclEpGroup *last; /* who has used it last; NULL: nobody that still exists */
     epx_stream last_own;
     struct ncclEpGroup *recording; /* whose stream captures now */
@@ -37,18 +40,20 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows, and
 static struct used_stream *used_streams;
 static const struct epxCudart *cudart; /* the stand-in, where it is in the process; set with the first group */
 
-/* With the lock held. */
-static struct used_stream *used_stream_find(cudaStream_t stream, int create)
+/* With the lock held. `comm`: of the NULL stream. */
+static struct used_stream *used_stream_find(cudaStream_t stream, ncclComm_t comm, int create)
 {
     struct used_stream *used = used_streams;
 
-    while (used && used->given != stream)
+    comm = stream ? NULL : comm;
+    while (used && (used->given != stream || used->comm != comm))
         used = used->next;
     if (used || !create)
         return used;
     used = calloc(1, sizeof(*used));
     if (used) {
         used->given = stream;
+        used->comm = comm;
         used->recorded_end = &used->recorded;
         used->next = used_streams;
         used_streams = used;
@@ -70,6 +75,9 @@ static ncclResult_t own_stream(struct ncclEpGroup *group, cudaStream_t stream, c
     struct stream_pair *pair = find_pair(group, stream);
     epx_status status;
 
+    *out = NULL;
+    if (!stream)
+        return ncclSuccess;
     if (!pair) {
         pair = calloc(1, sizeof(*pair));
         if (!pair)
@@ -190,7 +198,7 @@ static int take_recorded(cudaStream_t stream, struct capture_node *node)
     int taken = 0;
 
     pthread_mutex_lock(&lock);
-    used = used_stream_find(stream, 0);
+    used = used_stream_find(stream, NULL, 0);
     if (used)
         status = end_segment(used);
     if (used && used->recorded) {
@@ -220,13 +228,13 @@ ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const
     int recorded;
 
     *out = NULL;
-    if (!group->is_cpu || !stream) {
-        *out = group->is_cpu ? NULL : gpu_stream(stream);
+    if (!group->is_cpu) {
+        *out = gpu_stream(stream);
         return ncclSuccess;
     }
-    recorded = cudart && cudart->is_capturing(stream);
+    recorded = stream && cudart && cudart->is_capturing(stream);
     pthread_mutex_lock(&lock);
-    used = used_stream_find(stream, 1);
+    used = used_stream_find(stream, group->comm.comm, 1);
     result = used ? own_stream(group, stream, call, out) : compat_fail(ncclSystemError, "%s: no memory", call);
     if (result == ncclSuccess) {
         status = recorded ? record_on(used, group, *out) : follow(used, group, *out);
@@ -267,7 +275,7 @@ static int queue_call(cudaStream_t stream, void (*fn)(void *arg), void *arg)
     int idle = 1;
 
     pthread_mutex_lock(&lock);
-    used = used_stream_find(stream, 0);
+    used = used_stream_find(stream, NULL, 0);
     if (used && used->last) {
         idle = epx_stream_query(used->last->group, used->last_own) == EPX_OK;
         if (!idle && fn)
