@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Groups over communicators of a fake NCCL and a fake CUDA driver, both in this program: ranks are threads,
- * device memory is told from the host's, work on a stream is done when it is asked for the second time. The library
- * finds both by name, as it would the real ones.
+ * device memory is told from the host's, work on a stream is done when it is asked for the second time, and what is
+ * copied to the device without a stream comes there late. The library finds both by name, as it would the real ones.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -47,8 +47,14 @@ static void complain(const char *what)
 
 /* ---- The driver -------------------------------------------------------------------------------------------------- */
 
+struct copy {
+    char *to, *bytes; /* NULL: none */
+    size_t count;
+};
+
 struct stream {
     int asked;
+    struct copy in;
     void *to;
     size_t bytes;
     const struct ncclComm *comm;
@@ -155,16 +161,42 @@ PLAYED int cuMemFree_v2(unsigned long long at)
     return 0;
 }
 
+/* Host memory that is not pinned: read at once, and written when its turn has come. */
+static void copy_begin(struct copy *copy, unsigned long long to, const void *from, size_t bytes)
+{
+    CHECK(depth == 1 && on_device((void *)(uintptr_t)to, bytes) && !on_device(from, bytes) && !copy->bytes);
+    *copy = (struct copy){.to = (char *)(uintptr_t)to, .bytes = malloc(bytes), .count = bytes};
+    CHECK(copy->bytes);
+    memcpy(copy->bytes, from, bytes);
+}
+
+static void copy_end(struct copy *copy)
+{
+    if (copy->bytes)
+        memcpy(copy->to, copy->bytes, copy->count);
+    free(copy->bytes);
+    copy->bytes = NULL;
+}
+
+static _Thread_local struct copy late; /* of no stream that somebody asks for */
+
 PLAYED int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t bytes)
 {
-    CHECK(depth == 1 && on_device((void *)(uintptr_t)to, bytes) && !on_device(from, bytes));
-    memcpy((void *)(uintptr_t)to, from, bytes);
+    copy_begin(&late, to, from, bytes);
+    return 0;
+}
+
+PLAYED int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *stream)
+{
+    CHECK(stream != NULL);
+    copy_begin(&((struct stream *)stream)->in, to, from, bytes);
     return 0;
 }
 
 PLAYED int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes)
 {
     CHECK(depth == 1 && on_device((void *)(uintptr_t)from, bytes) && !on_device(to, bytes));
+    copy_end(&late);
     memcpy(to, (void *)(uintptr_t)from, bytes);
     return 0;
 }
@@ -179,6 +211,7 @@ PLAYED int cuStreamCreate(void **stream, unsigned int flags)
 
 PLAYED int cuStreamDestroy_v2(void *stream)
 {
+    copy_end(&((struct stream *)stream)->in);
     free(stream);
     count(&stage.streams, -1);
     return 0;
@@ -198,6 +231,7 @@ PLAYED int cuStreamQuery(void *stream)
 
     if (stage.never_ends || !s->asked++)
         return NOT_READY;
+    copy_end(&s->in);
     if (s->to) {
         pthread_barrier_wait(&stage.barrier);
         for (int r = 0; r < N; r++)

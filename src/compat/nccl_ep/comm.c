@@ -5,7 +5,8 @@
  * Its library is found in the process by name, never linked: the stand-in (libepx_nccl.so) gathers host memory itself;
  * NCCL gathers GPU memory, so that bytes go there and back:
  *
- *      host --copy--> [mine]  --ncclAllGather on a stream of its own-->  [rank 0 | rank 1 | ...] --copy--> host
+ *      host --copy--> [mine]  --ncclAllGather-->  [rank 0 | rank 1 | ...] --copy--> host
+ *      \___________ on a stream of its own __________/
  */
 #include "compat/nccl_ep/compat.h"
 
@@ -132,7 +133,7 @@ static int gather_on(const struct comm *comm, const struct driver *driver, drive
 {
     const driver_address all = at + (bytes + 255) / 256 * 256;
 
-    if (driver->copy_in(at, send, bytes) != DRIVER_SUCCESS)
+    if (driver->copy_in(at, send, bytes, stream) != DRIVER_SUCCESS)
         return -1;
     if (await(comm, driver,
               comm->gather((const void *)(uintptr_t)at, (void *)(uintptr_t)all, bytes, ncclUint8, comm->comm,

@@ -21,7 +21,7 @@ static void find_all(void)
                                         "cuCtxPopCurrent_v2",
                                         "cuMemAlloc_v2",
                                         "cuMemFree_v2",
-                                        "cuMemcpyHtoD_v2",
+                                        "cuMemcpyHtoDAsync_v2",
                                         "cuMemcpyDtoH_v2",
                                         "cuStreamCreate",
                                         "cuStreamQuery",

@@ -27,7 +27,9 @@ struct driver {
     int (*context_pop)(void **context);
     int (*mem_alloc)(driver_address *at, size_t bytes);
     int (*mem_free)(driver_address at);
-    int (*copy_in)(driver_address to, const void *from, size_t bytes);
+    /* In the order of a stream. The call without one returns when the driver has read `from`, and the bytes may come to
+     * the GPU later: behind work of streams that do not wait for the default one. */
+    int (*copy_in)(driver_address to, const void *from, size_t bytes, void *stream);
     int (*copy_out)(void *to, driver_address from, size_t bytes);
     int (*stream_create)(void **stream, unsigned int flags);
     int (*stream_query)(void *stream);

@@ -304,7 +304,8 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group)
 
 /* ---- Masks and errors -------------------------------------------------------------------------------------------- */
 
-/* The caller's own entry, behind the query. Waits for the stream: a store of the host's into memory of the device. */
+/* The caller's own entry, behind the query, where later work of the stream finds it. Waits for the stream: on the CPU
+ * the host stores it, and what captures would store it again with every launch. */
 static ncclResult_t show_self_masked(struct ncclEpGroup *group, const char *call, int *mask_status, epx_stream stream)
 {
     static const int masked = 0;
@@ -319,7 +320,7 @@ static ncclResult_t show_self_masked(struct ncclEpGroup *group, const char *call
         return ncclSuccess;
     }
     driver = driver_open();
-    if (driver && driver->copy_in((driver_address)(uintptr_t)own, &masked, sizeof(masked)) == DRIVER_SUCCESS)
+    if (driver && driver->copy_in((driver_address)(uintptr_t)own, &masked, sizeof(masked), stream) == DRIVER_SUCCESS)
         return ncclSuccess;
     return compat_fail(ncclSystemError, "%s: the CUDA driver cannot write mask_status", call);
 }
