@@ -417,10 +417,10 @@ typedef struct epx_handle_config {
 /*
  * The routing of a high-throughput handle is whole in its memory. With `memory` given, a handle over memory that has a
  * routing, or over a copy of its bytes elsewhere, needs no update: same group, mode, layout, topk, alignment and flags.
- * The first dispatch or combine of such a handle waits for the group's queued work, to look at the memory. So do
- * epx_handle_recv_count (expert_counts are not in the memory: expected NULL), recv_tokens, recv_fits and recv_poll,
- * until the handle has an update of its own. Memory that is the caller's stays so, and must be there as long as the
- * handle and its operations.
+ * The first dispatch or combine of such a handle waits for the group's queued work and for that of its stream, to look
+ * at the memory. epx_handle_recv_count (expert_counts are not in the memory: expected NULL), recv_tokens, recv_fits and
+ * recv_poll wait for the group's alone, until the handle has an update of its own. Memory that is the caller's stays
+ * so, and must be there as long as the handle and its operations.
  */
 
 /* Local. A handle with a staged operation is destroyed only after epx_complete (or with its group, or after a failure):

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "group/abort.h"
+#include "group/launch.h"
 #include "group/registry.h"
 #include "util/pause.h"
 #include "util/status.h"
@@ -65,7 +66,10 @@ epx_status handle_adopt(struct epx_handle *handle, int64_t ntokens, epx_stream s
 
     /* Not while a graph is captured: kernels look, too. */
     if (!handle->adopted && !group_captures(group, stream)) {
-        status = handle_state_read(handle, call, &state);
+        /* What the caller's work there fills the memory with may be a copy of another handle's. */
+        status = launch_await(group, group_stream(group, stream), call);
+        if (status == EPX_OK)
+            status = handle_state_read(handle, call, &state);
         if (status != EPX_OK)
             return status;
         if (state.key != handle_key(handle))

@@ -37,8 +37,8 @@ uint64_t handle_key(const struct epx_handle *handle);
 const int32_t *handle_places(const struct epx_handle *handle);
 /* Waits for the group's queued work (launch_await). */
 epx_status handle_state_read(struct epx_handle *handle, const char *call, struct handle_state *state);
-/* High throughput, a handle that was never updated, in memory of the caller's: takes the routing that is in it, for so
- * many tokens of this rank. */
+/* High throughput, a handle that was never updated, in memory of the caller's: takes the routing that is in it when the
+ * work of the stream and of the group has run, for so many tokens of this rank. */
 epx_status handle_adopt(struct epx_handle *handle, int64_t ntokens, epx_stream stream, const char *call);
 
 #endif

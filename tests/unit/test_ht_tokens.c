@@ -5,6 +5,7 @@
  */
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "group/objects.h"
 #include "tests/lib/fixture.h"
@@ -436,6 +437,46 @@ static void all_counts_are_those_in_the_memory(void **state)
     assert_int_equal(fixture_run(1, NULL, counts_over_memory, NULL), 0);
 }
 
-UNIT_TESTS(all_counts_are_those_in_the_memory, test_in_a_node, test_between_nodes, test_queued,
-           test_windows_that_nobody_expects, test_windows_of_others_are_expected, test_windows_of_many_tokens,
-           test_long_scales_beside_received_tokens)
+enum { TABLE_BYTES = 1 << 20 };
+static char updated[TABLE_BYTES] __attribute__((aligned(16))), copied[TABLE_BYTES] __attribute__((aligned(16)));
+
+static void copy_late(void *arg)
+{
+    take_a_while(arg);
+    memcpy(copied, updated, sizeof(copied));
+}
+
+/* The copy is no operation of the group: only the stream of the dispatch is behind it. */
+static int dispatches_behind_a_copy(struct fixture *s)
+{
+    epx_handle_config config = fixture_handle_config(EPX_HIGH_THROUGHPUT, EPX_FLAT, FIXTURE_TOPK);
+    epx_handle *first = NULL, *copy = NULL;
+    epx_dispatch_inputs in = s->in;
+    epx_stream stream = NULL;
+
+    in.topk_weights = &s->weights;
+    config.memory = updated;
+    config.memory_bytes = TABLE_BYTES;
+    fixture_refill(s);
+    if (epx_handle_create(&first, s->group, &config) != EPX_OK ||
+        fixture_sync(s, epx_handle_update(first, &s->idx, NULL, NULL)) != EPX_OK)
+        return fixture_fail(s, "a handle over memory");
+    config.memory = copied;
+    if (epx_handle_create(&copy, s->group, &config) != EPX_OK || epx_stream_create(s->group, &stream) != EPX_OK ||
+        epx_stream_call(s->group, stream, copy_late, NULL) != EPX_OK)
+        return fixture_fail(s, "a copy on a stream");
+    if (epx_dispatch(copy, &in, &s->ht_out, NULL, NULL, stream) != EPX_OK ||
+        epx_stream_sync(s->group, stream) != EPX_OK)
+        return fixture_fail(s, "a dispatch behind the copy");
+    return fixture_check_ht_dispatch(s);
+}
+
+static void a_routing_may_be_copied_on_the_stream_of_the_dispatch(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, dispatches_behind_a_copy, NULL), 0);
+}
+
+UNIT_TESTS(all_counts_are_those_in_the_memory, a_routing_may_be_copied_on_the_stream_of_the_dispatch, test_in_a_node,
+           test_between_nodes, test_queued, test_windows_that_nobody_expects, test_windows_of_others_are_expected,
+           test_windows_of_many_tokens, test_long_scales_beside_received_tokens)
