@@ -179,7 +179,10 @@ typedef struct epx_group epx_group;
 typedef struct epx_handle epx_handle;
 typedef struct epx_event epx_event;
 typedef struct epx_graph epx_graph;
-/* A stream of the group's device: NULL is the group's own default stream. */
+/* A stream of the group's device: NULL is the group's own default stream, and not the device's. A stream of the
+ * caller's own lives until the group has been given an operation on another one, or has ended: the next operation, and
+ * whatever waits for the group's work, asks for it. It is the same stream in all threads that call: cudaStreamPerThread
+ * only where one thread makes all calls of the group. */
 typedef void *epx_stream;
 
 typedef enum epx_device { EPX_DEVICE_AUTO = 0, EPX_DEVICE_CPU = 1, EPX_DEVICE_CUDA = 2, EPX_DEVICE_HIP = 3 } epx_device;
@@ -211,7 +214,8 @@ typedef struct epx_group_config {
     uint64_t alloc_bytes;   /* heap for epx_alloc; 0 = EPX_ALLOC_BYTES, or 4 GiB of untouched address space (CPU) */
     char net[16];           /* network between nodes; "" = automatic, or EPX_NET */
     /* Both or neither: device memory for what other ranks do not map, the tables of the group and of its handles.
-     * 256-byte aligned; device_alloc returns 0, or the call fails. */
+     * 256-byte aligned; device_alloc returns 0, or the call fails. EPX writes it at once, on a stream of its own: no
+     * queued work uses it, as cudaMalloc's; an allocator that reuses memory in the order of a stream waits first. */
     epx_device_alloc_fn device_alloc;
     epx_device_free_fn device_free;
     void *device_context;
@@ -394,7 +398,9 @@ typedef struct epx_handle_config {
     int32_t topk;             /* K */
     int32_t expert_alignment; /* high throughput: zones are multiples of it, 1 to 2^20; 0 = 1. FLAT: expert_ends only */
     uint32_t flags;           /* EPX_HANDLE_* */
-    void *memory; /* NULL, or the caller's device memory for the tables: epx_handle_memory() bytes, 16-byte aligned */
+    /* NULL, or the caller's device memory for the tables: epx_handle_memory() bytes, 16-byte aligned. Low latency
+     * writes it in epx_handle_create, as memory of device_alloc. */
+    void *memory;
     uint64_t memory_bytes;
     int32_t drop_rows; /* high throughput: 0, or the most rows that this rank receives; what is beyond is dropped */
     uint32_t reserved;
