@@ -2,6 +2,7 @@
 /* handle_mem, which holds the routing, and the caller's allocator. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "small.h"
 
@@ -109,6 +110,44 @@ static int test_routing_in_memory(ncclEpLayout_t layout)
     return tensor_pair_close(&memory) || tensor_pair_close(&copy) || small_close(&s) ? -1 : 0;
 }
 
+/* The copy is behind another group on the stream, and the dispatch behind the copy; a host that waits for counts waits
+ * for the copy too. */
+static int test_routing_on_its_way(unsigned int max_recv)
+{
+    const struct timespec pause = {.tv_nsec = 300000000};
+    const int to = 2 * ((world.rank + 1) % world.nranks), ids[] = {to, to + 1, to, to};
+    ncclEpGroupConfig_t config = small_config(HT, max_recv), low = small_config(LL, 0);
+    struct tensor_pair memory = {0}, copy = {0};
+    struct small s, other;
+    size_t bytes = 0;
+
+    config.num_topk = 1;
+    if (small_open(&s, &config, FLAT, 1, 1, 32, PLAIN) || small_open(&other, &low, EXPERT_MAJOR, 1, 1, 0, PLAIN) ||
+        small_route(&other, ids, 4))
+        return -1;
+    TRY(ncclEpHandleDestroy(s.handle));
+    TRY(ncclEpHandleMemSize(s.group, FLAT, NULL, &bytes, 1));
+    if (tensor_pair_open(&memory, s.group, PLAIN, EPX_UINT8, 1, (int64_t)bytes, 0, 0) ||
+        tensor_pair_open(&copy, s.group, PLAIN, EPX_UINT8, 1, (int64_t)bytes, 0, 0) || tensor_pair_fill(&copy, 0x11))
+        return -1;
+    TRY(ncclEpInitHandle(&s.handle, s.group, FLAT, NULL, 1, memory.tensor));
+    if (small_route(&s, ids, 4))
+        return -1;
+    TRY(ncclEpHandleDestroy(s.handle));
+    TRY(ncclEpInitHandle(&s.handle, s.group, FLAT, NULL, 1, copy.tensor));
+    TRY(cudaStreamSynchronize(world.stream));
+    if (world.rank > 0 && world.rank == world.nranks - 1)
+        nanosleep(&pause, NULL); /* the others wait for this rank */
+    TRY(ncclEpDispatch(other.handle, &other.calls.in, &other.calls.out, &other.calls.info, NULL, world.stream));
+    TRY(cudaMemcpyAsync(copy.data, memory.data, bytes, cudaMemcpyDeviceToDevice, world.stream));
+    TRY(ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, NULL, &s.calls.config, world.stream));
+    if (small_combine(&s, 0))
+        return -1;
+    for (int t = 0; t < 4; t++)
+        CHECK(small_row(&s.back, t) == small_value(world.rank, t));
+    return tensor_pair_close(&memory) || tensor_pair_close(&copy) || small_close(&other) || small_close(&s) ? -1 : 0;
+}
+
 /* ---- The caller's allocator ------------------------------------------------------------------------------------ */
 
 struct ledger {
@@ -185,8 +224,8 @@ static int test_allocator(ncclEpAlgorithm_t algorithm)
 
 int test_memory(void)
 {
-    return test_routing_in_memory(FLAT) || test_routing_in_memory(EXPERT_MAJOR) || test_allocator(LL) ||
-                   test_allocator(HT)
+    return test_routing_in_memory(FLAT) || test_routing_in_memory(EXPERT_MAJOR) || test_routing_on_its_way(32) ||
+                   test_routing_on_its_way(NCCL_EP_AUTO) || test_allocator(LL) || test_allocator(HT)
                ? -1
                : 0;
 }

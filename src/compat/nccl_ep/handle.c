@@ -265,14 +265,26 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, 
     return result;
 }
 
+/* The routing may be on its way into handle_mem, by work of the stream. */
+static ncclResult_t await_memory(const struct ncclEpHandle *handle, const char *call, cudaStream_t stream)
+{
+    epx_stream own;
+    ncclResult_t result = compat_stream(handle->group, stream, call, &own);
+
+    return result == ncclSuccess ? compat_result(epx_stream_sync(handle->group->group, own), call) : result;
+}
+
 ncclResult_t eager_rows(const struct ncclEpHandle *handle, const char *call, cudaStream_t stream, int64_t *rows)
 {
+    ncclResult_t result;
+
     if (stream_capturing(handle->group, stream))
         return compat_fail(ncclInvalidUsage,
                            "%s: stream: without max_recv_tokens_per_rank the host waits for counts, which a captured "
                            "stream does not allow",
                            call);
-    return compat_result(epx_handle_recv_count(handle->handle, rows, NULL), call);
+    result = handle->updated ? ncclSuccess : await_memory(handle, call, stream);
+    return result == ncclSuccess ? compat_result(epx_handle_recv_count(handle->handle, rows, NULL), call) : result;
 }
 
 int group_traps(const struct ncclEpGroup *group)
