@@ -181,8 +181,7 @@ typedef struct epx_event epx_event;
 typedef struct epx_graph epx_graph;
 /* A stream of the group's device: NULL is the group's own default stream, and not the device's. A stream of the
  * caller's own lives until the group has been given an operation on another one, or has ended: the next operation, and
- * whatever waits for the group's work, asks for it. It is the same stream in all threads that call: cudaStreamPerThread
- * only where one thread makes all calls of the group. */
+ * whatever waits for the group's work, asks for it. cudaStreamPerThread is that of the thread that calls. */
 typedef void *epx_stream;
 
 typedef enum epx_device { EPX_DEVICE_AUTO = 0, EPX_DEVICE_CPU = 1, EPX_DEVICE_CUDA = 2, EPX_DEVICE_HIP = 3 } epx_device;

@@ -255,6 +255,28 @@ epx_status launch_await(struct epx_group *group, struct device_stream *stream, c
     return ops->stream_sync(group->device, stream); /* fails inside its own calls */
 }
 
+/* cudaStreamPerThread and HIP's: a name for another stream in each thread. */
+static int is_of_thread(const struct epx_group *group, const struct device_stream *stream)
+{
+    return (uintptr_t)stream == 2 && !(group->device->ops->caps & DEVICE_HOST_ACCESS);
+}
+
+/* After an operation on the stream of this thread: other threads cannot name it, neither to order what they issue nor
+ * to wait. They find the default stream, which is behind it from now on. */
+static epx_status hand_over(struct epx_group *group, struct device_stream *stream)
+{
+    const struct device_ops *ops = group->device->ops;
+    epx_status status;
+
+    if (!is_of_thread(group, stream) || ops->stream_captures(group->device, stream) ||
+        ops->stream_captures(group->device, group->default_stream))
+        return EPX_OK;
+    status = put_after(group, group->default_stream, stream);
+    if (status == EPX_OK)
+        group->last_stream = group->default_stream;
+    return status;
+}
+
 epx_status launch_agents(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
                          size_t bytes, int most)
 {
@@ -265,6 +287,8 @@ epx_status launch_agents(struct epx_group *group, struct device_stream *stream, 
     if (status == EPX_OK)
         status = group->device->ops->launch(group->device, stream, id, params, bytes,
                                             most < group->set.agents ? most : group->set.agents);
+    if (status == EPX_OK)
+        status = hand_over(group, stream);
     turn_end(turns);
     return status;
 }
@@ -277,6 +301,8 @@ epx_status launch_graph(struct epx_graph *graph, struct device_stream *stream)
 
     if (status == EPX_OK)
         status = group->device->ops->graph_launch(group->device, graph->graph, stream);
+    if (status == EPX_OK)
+        status = hand_over(group, stream);
     turn_end(turns);
     return status;
 }

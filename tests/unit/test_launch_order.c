@@ -68,7 +68,8 @@ static uint64_t captures(struct device *device, struct device_stream *stream)
     return capture_of[(uintptr_t)stream];
 }
 
-static const struct device_ops fake_ops = {.event_record = record,
+static const struct device_ops fake_ops = {.caps = DEVICE_HOST_ACCESS,
+                                           .event_record = record,
                                            .stream_wait = wait,
                                            .stream_sync = sync_stream,
                                            .launch = launch,
@@ -249,7 +250,37 @@ static void test_nobody_is_pulled_into_a_capture(void **state)
     assert_string_equal(story, "r1 w2 l2 ");
 }
 
-UNIT_TESTS(test_streams_wait_for_each_other, test_captured_stream_stands_apart,
-           test_streams_of_one_capture_wait_for_each_other, test_nobody_is_pulled_into_a_capture,
-           test_groups_wait_for_each_other, test_groups_that_end, test_groups_and_captures, test_a_group_that_fails,
-           test_the_end_of_a_group_beside_a_capture)
+/* On a GPU 2 is cudaStreamPerThread: to the thread that comes next it is another stream. The default stream, which is 9
+ * here, stands for it. */
+static void test_the_stream_of_a_thread_is_named_by_no_other(void **state)
+{
+    struct device_ops gpu_ops = fake_ops;
+    struct device gpu = {.ops = &gpu_ops};
+    struct epx_group a = {.device = &gpu, .default_stream = STREAM(9)}, b = a;
+
+    (void)state;
+    memset(capture_of, 0, sizeof(capture_of));
+    gpu_ops.caps = 0;
+    run(&a, (const int[]){2, 2, 3, 0});
+    assert_string_equal(story, "l2 r2 w9 r9 w2 l2 r2 w9 r9 w3 l3 ");
+    run(&a, (const int[]){2, 0});
+    assert_ptr_equal(a.last_stream, STREAM(9));
+    assert_int_equal(launch_share_turns(&a, &b), EPX_OK);
+    run_groups(&a, &b, "B1");
+    assert_string_equal(story, "r9 w1 l1 ");
+    launch_leave_turns(&a);
+    launch_leave_turns(&b);
+    capture_of[2] = 7; /* a graph of this thread has its own order */
+    run(&a, (const int[]){2, 2, 0});
+    assert_string_equal(story, "l2 l2 ");
+    capture_of[2] = 0;
+    capture_of[9] = 8; /* what captures waits for nothing outside its graph */
+    a.last_stream = NULL;
+    run(&a, (const int[]){2, 2, 0});
+    assert_string_equal(story, "l2 l2 ");
+}
+
+UNIT_TESTS(test_the_stream_of_a_thread_is_named_by_no_other, test_streams_wait_for_each_other,
+           test_captured_stream_stands_apart, test_streams_of_one_capture_wait_for_each_other,
+           test_nobody_is_pulled_into_a_capture, test_groups_wait_for_each_other, test_groups_that_end,
+           test_groups_and_captures, test_a_group_that_fails, test_the_end_of_a_group_beside_a_capture)
