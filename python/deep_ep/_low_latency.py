@@ -17,6 +17,7 @@ from . import _checks as checks
 from ._checks import refused, wrong
 from ._eager import eager
 from ._engine import Engine
+from ._memory import use_on
 from ._plans import Cast, CombinePlan, DispatchPlan, Overlap, as_nvfp4
 from ._routing import ATTRIBUTE, Handle, Routing, find
 from ._streams import settle
@@ -83,9 +84,7 @@ class LowLatencyRouting(Routing):
             return
         current = torch.cuda.current_stream(self.pool.device)
         for one in held:
-            for tensor in one if isinstance(one, list) else (one,):
-                if tensor is not None:
-                    tensor.record_stream(current)
+            use_on(current, one if isinstance(one, list) else (one,))
 
 
 def _may_retry(status: int, capturing: bool) -> bool:

@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 import weakref
-from typing import Any, Deque, Dict, FrozenSet, List, Optional, Set, Tuple, Union
+from typing import Any, Deque, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple, Union
 
 import epx
 import torch
@@ -90,6 +90,19 @@ def stream_of(number: int, device: torch.device) -> "torch.cuda.Stream":
     return torch.cuda.ExternalStream(number, device) if number > 1 else torch.cuda.default_stream(device)
 
 
+def use_on(stream: "torch.cuda.Stream", tensors: Iterable[Optional[torch.Tensor]]) -> None:
+    """Work that is queued on a stream uses tensors: their memory is given out again behind it. torch knows nothing of
+    those in a heap, which may be that of another buffer: record_stream() has no effect on them."""
+    heaps = [heap for heap in (ref() for ref in CudaHeap.living) if heap is not None]
+    if heaps and torch.cuda.is_current_stream_capturing():  # nothing runs now, and nobody could wait for it
+        heaps = []
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.record_stream(stream)
+            for heap in heaps:
+                heap.use_on(stream.cuda_stream, tensor.data_ptr())
+
+
 class Heap:
     """Tensors in the heap of a group on the CPU."""
 
@@ -152,8 +165,9 @@ class Heap:
 
 
 class _Piece:
-    """A piece of the heap of a GPU, kept for reuse. `stream` is the number of the CUDA stream that was current when the
-    piece was released. Queued work of that stream may still use the piece, and of those in `before`."""
+    """A piece of the heap of a GPU, kept for reuse. `stream` is the number of the CUDA stream that has reserved the
+    piece, or that was current when it was released. Queued work of that stream may still use the piece, and of those in
+    `before`."""
 
     once = False  # True: scratch memory, which is not kept for reuse as a piece
     before: FrozenSet[int] = frozenset()
@@ -258,6 +272,9 @@ class CudaHeap(Heap):
     interrupts a call, `_pieces` has the piece until then.
     """
 
+    living: Tuple["weakref.ref[CudaHeap]", ...] = ()  # of the process. Replaced as a whole: other threads look at it
+    _adding = threading.Lock()
+
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         super().__init__(group, device)
         self._index = device.index or 0
@@ -277,6 +294,28 @@ class CudaHeap(Heap):
         self._too_large = sys.maxsize  # bytes that had no room since memory was freed
         self._behind: Set[int] = set()  # streams whose queued work may still use memory that was freed
         self._closed = False
+        self._order_of_places: List[int] = []  # the addresses of the pieces, ascending, as of the last search in vain
+        with CudaHeap._adding:
+            CudaHeap.living = (*(ref for ref in CudaHeap.living if ref() is not None), weakref.ref(self))
+
+    def use_on(self, stream: int, address: int) -> None:
+        """Work on the stream with this number uses what is at an address, in the heap or not. Somebody refers to it, so
+        that its piece stays."""
+        first = self._first
+        if first is None or not first <= address < first + self._group.alloc_bytes:
+            return
+        piece = self._piece_at(address)
+        if piece is None:
+            self._order_of_places = sorted(self._pieces)
+            piece = self._piece_at(address)
+        if piece is not None and stream != piece.stream:
+            piece.before |= {stream}
+
+    def _piece_at(self, address: int) -> Optional[_Piece]:
+        places = self._order_of_places
+        place = bisect.bisect_right(places, address) - 1
+        piece = self._pieces.get(places[place]) if place >= 0 else None
+        return piece if piece is not None and address < piece.address + piece.nbytes else None
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """True if the tensor is in the heap."""
@@ -293,12 +332,13 @@ class CudaHeap(Heap):
 
     def take_back(self, piece: _Piece, used: bool) -> None:
         """Returns a piece that is no longer referenced. Queued work of the current stream may still use it, if it was
-        used at all, and of the stream that reserved it: the garbage collector runs wherever it happens to."""
+        used at all, of the stream that reserved it, as the garbage collector runs wherever it happens to, and of those
+        that use_on() was told of."""
         # A captured stream runs nothing now. The work that uses the piece is queued on the stream that reserved it.
         if used and not self._closed and not piece.in_graph and not torch.cuda.is_current_stream_capturing():
             current = torch._C._cuda_getCurrentRawStream(self._index)
             if current != piece.stream:
-                piece.stream, piece.before = current, frozenset((piece.stream,))
+                piece.stream, piece.before = current, piece.before | {piece.stream}
         self._returned.append(piece)
         if self._closed:
             self.close()

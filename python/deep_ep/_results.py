@@ -15,7 +15,7 @@ from typing import Callable, Deque, List, Optional, Tuple
 
 import torch
 
-from ._memory import wait_for
+from ._memory import use_on, wait_for
 from ._streams import DEFAULT_STREAM
 
 
@@ -71,7 +71,7 @@ class ResultSet:
                 current = torch._C._cuda_getCurrentRawStream(device.index or 0) or DEFAULT_STREAM
                 if current != self.stream and not torch.cuda.is_current_stream_capturing():
                     wait_for(self.stream, device)
-                    self.record_stream(torch.cuda.current_stream(device))
+                    self.use_on(torch.cuda.current_stream(device))
         self.stream = None  # not before: behind Ctrl-C, __del__() waits
         self._kept = []
 
@@ -93,10 +93,9 @@ class ResultSet:
         """New aliases for the next call, so that changes to a tensor object do not carry over to the next result."""
         return [tensor.data for tensor in self._kept]
 
-    def record_stream(self, stream: "torch.cuda.Stream") -> None:
-        """Calls Tensor.record_stream() for each tensor."""
-        for tensor in self._kept:
-            tensor.record_stream(stream)
+    def use_on(self, stream: "torch.cuda.Stream") -> None:
+        """Work on the stream uses the tensors."""
+        use_on(stream, self._kept)
 
 
 class Results:
@@ -165,7 +164,7 @@ class Results:
     def _move(self, one: ResultSet, stream: Optional[int]) -> None:
         """Moves a set to another stream, which is the current one."""
         wait_for(one.stream, self._device)
-        one.record_stream(torch.cuda.current_stream(self._device))
+        one.use_on(torch.cuda.current_stream(self._device))
         one.stream = stream
 
     def shed(self) -> None:

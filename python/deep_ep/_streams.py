@@ -17,6 +17,7 @@ import torch
 from epx.errors import make_error
 
 from ._checks import wrong
+from ._memory import use_on
 from .utils import EventHandle, EventOverlap
 
 
@@ -189,8 +190,7 @@ class CudaLaunch:
         """Later work of the current stream comes after the operation, and may use its tensors."""
         current = torch.cuda.current_stream(self._stream.device)
         current.wait_stream(self._stream)
-        for tensor in tensors:
-            tensor.record_stream(current)
+        use_on(current, tensors)
 
     def keep(self, _tensors: Any) -> None:
         """Called where the call fails. The memory of its tensors is used again behind the work now queued: by work of
@@ -202,12 +202,8 @@ class CudaLaunch:
         """Called when all work is queued. Makes the current stream wait for it, or returns an event."""
         if self._stream is self._current:
             return EventOverlap()
-        for tensor in inputs:
-            if tensor is not None:
-                tensor.record_stream(self._stream)
-        for tensor in outputs:
-            if tensor is not None:
-                tensor.record_stream(self._current)
+        use_on(self._stream, inputs)
+        use_on(self._current, outputs)
         if self._async:
             return EventOverlap(StreamEvent(self._stream))
         self._current.wait_stream(self._stream)

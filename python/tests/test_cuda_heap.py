@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """deep_ep's rules for memory of a GPU's heap."""
 
+import itertools
 import os
 import sys
 import unittest
-from typing import Any, List
+from typing import Any, Callable, List
 from unittest import mock
 
 import epx
@@ -13,7 +14,8 @@ from deep_ep._elastic_gather import _Place, heap_bytes
 from deep_ep._elastic_sizes import up
 from deep_ep._engine import Pool
 from deep_ep._memory import CudaHeap, Form
-from played_cuda import PlayedHeap, Stream, capturing, comm, interrupt, on_stream, side, story
+from deep_ep._streams import CudaLaunch
+from played_cuda import PlayedHeap, Stream, capturing, comm, interrupt, now, on_stream, side, story
 
 
 class Heap(PlayedHeap):
@@ -72,6 +74,63 @@ class Heap(PlayedHeap):
                 self.assertEqual(heap.empty((100,), torch.float32).data_ptr(), place)
                 self.assertEqual(heap.empty((100,), torch.float32).data_ptr(), place)
             self.assertEqual(story, waits)
+
+    def test_pieces_that_calls_of_another_buffer_use(self) -> None:
+        """Asynchronous ones, on a communication stream that nobody has waited for when their tensor is dropped. torch
+        does not know of that memory, and the operations of two buffers are in no order."""
+        form = Form(((100,), torch.float32, None), ((700,), torch.uint8, None))
+        use: List[Callable[[torch.Tensor], Any]] = [
+            lambda x: CudaLaunch(comm, None, True).finish([None, x], []),
+            lambda x: (now.insert(0, comm), CudaLaunch(side, None, False).join([x]), now.pop(0)),
+        ]
+        with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None):
+            for which, user in itertools.product((0, 1), use):
+                heap = CudaHeap(self.group, torch.device("cpu"))
+                with on_stream(side):
+                    first, kept, other = heap.try_make(form), heap.try_make(form), CudaHeap(self.group, heap._device)
+                    assert first is not None and kept is not None
+                    place = first[0].data_ptr()
+                    self.assertNotEqual(kept[0].data_ptr(), place)
+                    user(first[which][20:])
+                    user(torch.ones(3))  # of torch's
+                    del first
+                    story.clear()
+                    again = heap.try_make(form)
+                    assert again is not None
+                    self.assertEqual((again[0].data_ptr(), story), (place, ["side waits for comm"]))
+                    story.clear()
+                    del again, kept
+                    self.assertEqual(len([heap.try_make(form) for _ in range(2)]), 2)
+                    self.assertEqual(story, [])
+                    other.close()
+
+    def test_results_that_a_third_stream_drops(self) -> None:
+        """As the garbage collector does, while the stream of the call still reads them."""
+        with on_stream(side):
+            launch = CudaLaunch(comm, None, True)
+            with launch.context():
+                result = self.heap.empty((100,), torch.float32)
+            place = result.data_ptr()
+            with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None):
+                launch.finish([], [result])
+        del result
+        story.clear()
+        with on_stream(comm):
+            self.assertEqual(self.heap.empty((100,), torch.float32).data_ptr(), place)
+        self.assertEqual(sorted(story), ["comm waits for current", "comm waits for side"])
+
+    def test_calls_that_are_captured_use_no_piece_now(self) -> None:
+        """Nobody could wait for a stream that is captured."""
+        piece = self.heap.empty((100,), torch.float32)
+        self.addCleanup(capturing.__setitem__, 0, False)
+        with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None):
+            capturing[0] = True
+            CudaLaunch(comm, None, True).finish([piece], [])
+            capturing[0] = False
+        del piece
+        story.clear()
+        self.heap.empty((100,), torch.float32)
+        self.assertEqual(story, [])
 
     def test_full_heap(self) -> None:
         first = self.heap.empty((40000,), torch.uint8)
