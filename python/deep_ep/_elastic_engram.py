@@ -16,7 +16,7 @@ from ._elastic_engine import ElasticEngine
 from ._elastic_meeting import compare
 from ._elastic_move import Mover, current_stream
 from ._elastic_sizes import up
-from ._streams import StreamEvent
+from ._streams import Origin
 
 _REQUEST_BYTES = 16
 _SLICE_TOKENS, _LEAST_SLICE = 1 << 18, 1 << 12
@@ -25,17 +25,11 @@ _SLICE_TOKENS, _LEAST_SLICE = 1 << 18, 1 << 12
 def on_any_stream(rows: torch.Tensor, scales: Optional[torch.Tensor]) -> Callable[
         [], Tuple[torch.Tensor, Optional[torch.Tensor]]]:
     """A function that returns the tensors, complete for the stream that is current then: their work is queued on the
-    one that is current now. A capture has waited for that before it began."""
-    stream = current_stream(rows.device)
-    event = None if stream is None else StreamEvent(stream)
+    one that is current now."""
+    origin = Origin(rows.device)
 
     def result() -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        later = current_stream(rows.device)
-        if event is not None and later != stream and not torch.cuda.is_current_stream_capturing():
-            event.wait_on(later)
-            for tensor in (rows, scales):
-                if tensor is not None:
-                    tensor.record_stream(later)
+        origin.join([rows, scales])
         return rows, scales
     return result
 

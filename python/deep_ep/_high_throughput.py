@@ -14,7 +14,7 @@ from ._fresh import FreshDispatch, fresh_plan
 from ._layout import NVL_PEERS, in_nodes, nodes_on, receive_field, send_fields, source_meta
 from ._memory import Made
 from ._routing import Handle, HighThroughputRouting, attach, find
-from ._streams import CudaLaunch, HostLaunch, hinted, queueing
+from ._streams import CudaLaunch, HostLaunch, Origin, hinted, queueing
 
 Launch = Union[HostLaunch, CudaLaunch]
 _PAYLOADS = (torch.bfloat16, torch.float16, torch.float32)
@@ -202,9 +202,9 @@ def _sum_counts(engine: Engine, per_expert: torch.Tensor) -> List[int]:
 
 class LazyHandle(tuple):
     """The handle tuple of DeepEP: 6 fields inside a node, 10 between nodes. EPX does not need the fields. They are
-    computed when one is read."""
+    computed when one is first read, and complete for each stream that reads one."""
 
-    _computed: Optional[Tuple[Any, ...]]
+    _computed: Optional[Tuple[Tuple[Any, ...], Origin]]
 
     def __new__(cls, *values: Any) -> Any:
         """LazyHandle(routing, length, compute). One iterable of fields gives a plain tuple: some callers rebuild it."""
@@ -218,10 +218,15 @@ class LazyHandle(tuple):
     def _all(self) -> Tuple[Any, ...]:
         compute = self._compute
         if self._computed is None and compute is not None:
-            self._computed = compute()
+            fields = compute()
+            if self.routing.pool.capturing():  # they are in the graph's memory, where replays write them
+                return fields
+            self._computed = fields, Origin(self.routing.pool.device)
             self._compute = None  # lets go of what it needed
         assert self._computed is not None
-        return self._computed
+        fields, origin = self._computed
+        origin.join(fields)
+        return fields
 
     def __len__(self) -> int:
         return self._length

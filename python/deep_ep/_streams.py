@@ -100,6 +100,36 @@ class StreamEvent(EventHandle):
         self._event.record(stream)
 
 
+class Origin:
+    """What has been queued so far on the stream that is current now, for tensors that it makes: they may be read on
+    another stream later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = None
+        self._event: Optional[EventHandle] = None
+        if device.type != "cpu":
+            self._stream = torch.cuda.current_stream(device)
+            if not torch.cuda.is_current_stream_capturing():  # an event of a capture is none outside of it
+                self._event = StreamEvent(self._stream)
+
+    def join(self, tensors: Iterable[Optional[torch.Tensor]]) -> None:
+        """The stream that is current now may use the tensors: it waits for their work, and their memory is not given
+        out again before. A capture has waited for that before it began."""
+        if self._stream is None or torch.cuda.is_current_stream_capturing():
+            return
+        current = torch.cuda.current_stream(self._stream.device)
+        if current != self._stream:
+            if self._event is not None:
+                self._event.wait_on(current)
+            use_on(current, tensors)
+
+    def __deepcopy__(self, _memo: Any) -> "Origin":
+        return self
+
+    def __reduce__(self) -> Any:
+        return Origin, (torch.device("cpu"),)
+
+
 class HostLaunch:
     """One operation on CPU tensors."""
 
@@ -187,7 +217,10 @@ class CudaLaunch:
             self._current.wait_stream(self._comm)
 
     def join(self, tensors: Iterable[Any]) -> None:
-        """Later work of the current stream comes after the operation, and may use its tensors."""
+        """Later work of the current stream comes after the operation, and may use its tensors. A capture has waited for
+        it before it began."""
+        if torch.cuda.is_current_stream_capturing():
+            return
         current = torch.cuda.current_stream(self._stream.device)
         current.wait_stream(self._stream)
         use_on(current, tensors)

@@ -78,13 +78,25 @@ class Streams(Played):
         names = ("in_rank", "counts", "src_rank", "src_token")
         used = {name: Tensor(name) for name in names}
         received = types.SimpleNamespace(src_rank=used["src_rank"], src_token=used["src_token"], bounded=False)
+        pool = mock.Mock(capturing=lambda: capturing[0], device=torch.device("cuda", 0))
         handle = _high_throughput.make_handle(
-            mock.Mock(nnodes=1), CudaLaunch(comm, None, True), mock.Mock(in_graph=False),  # type: ignore[arg-type]
-            used["in_rank"], mock.Mock(flat=used["counts"]), received, 1)  # type: ignore[arg-type]
+            mock.Mock(nnodes=1), CudaLaunch(comm, None, True),  # type: ignore[arg-type]
+            mock.Mock(in_graph=False, pool=pool), used["in_rank"],  # type: ignore[arg-type]
+            mock.Mock(flat=used["counts"]), received, 1)  # type: ignore[arg-type]
+        self.addCleanup(capturing.__setitem__, 0, False)
         story.clear()
-        with mock.patch.object(_high_throughput, "_handle_fields", return_value=(1,) * 6), on_stream(side):
-            self.assertEqual(list(handle), [1] * 6)
-        self.assertEqual(story, ["side waits for comm"] + ["%s is used on side" % name for name in names])
+        fields = (Tensor("field"),) * 6
+        with mock.patch.object(_high_throughput, "_handle_fields", return_value=fields) as made:
+            capturing[0] = True  # it has waited for all, and fields that it makes are complete in its replays alone
+            self.assertEqual((tuple(handle), story), (fields, []))
+            capturing[0] = False
+            with on_stream(side):
+                self.assertEqual((tuple(handle), handle[2]), (fields, fields[2]))
+            self.assertEqual(story, ["side waits for comm"] + ["%s is used on side" % name for name in names])
+            story.clear()
+            self.assertEqual(handle[3], fields[3])  # they are made on the stream that reads one first
+            self.assertEqual(story, ["current waits for event of side"] + ["field is used on current"] * 6)
+            self.assertEqual(made.call_count, 2)
 
     def test_sources_of_bounded_dispatches_follow_asynchronous_calls(self) -> None:
         """These may still read what was in the heap there, an argument of combine say."""
@@ -167,19 +179,19 @@ class Streams(Played):
         """The function that engram_fetch() returns completes them for the stream where it is called."""
         rows, scales = mock.Mock(), mock.Mock()
         rows.record_stream, scales.record_stream = Tensor("rows").record_stream, Tensor("scales").record_stream
-        with mock.patch.object(_elastic_engram, "current_stream", lambda device: now[0]):
-            for second in (scales, None):
-                story.clear()
-                with on_stream(comm):
-                    result = _elastic_engram.on_any_stream(rows, second)
-                    self.assertEqual((result(), story), ((rows, second), []))
-                with on_stream(side):
-                    self.assertEqual(result(), (rows, second))
-                    capturing[0] = True
-                    result()
-                    capturing[0] = False
-                self.assertEqual(story, ["side waits for event of comm", "rows is used on side"] + (
-                    ["scales is used on side"] if second else []))
+        rows.data_ptr.return_value = scales.data_ptr.return_value = 0
+        for second in (scales, None):
+            story.clear()
+            with on_stream(comm):
+                result = _elastic_engram.on_any_stream(rows, second)
+                self.assertEqual((result(), story), ((rows, second), []))
+            with on_stream(side):
+                self.assertEqual(result(), (rows, second))
+                capturing[0] = True
+                result()
+                capturing[0] = False
+            self.assertEqual(story, ["side waits for event of comm", "rows is used on side"] + (
+                ["scales is used on side"] if second else []))
         result = _elastic_engram.on_any_stream(torch.ones(2), None)
         self.assertEqual(result()[0].tolist(), [1, 1])
 
