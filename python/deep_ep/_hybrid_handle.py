@@ -8,6 +8,7 @@ import torch
 from ._checks import wrong
 from ._elastic_handle import EPHandle
 from ._high_throughput import LazyHandle
+from ._streams import Origin
 
 
 class Routing(NamedTuple):
@@ -17,6 +18,7 @@ class Routing(NamedTuple):
     topk_idx: torch.Tensor
     num_experts: int
     token_slots: int  # DeepEP's num_of_tokens_per_rank
+    origin: Origin
     tokens_per_expert: Optional[torch.Tensor] = None  # with permute: padded
     recv_topk_idx: Optional[torch.Tensor] = None  # without: local experts of each row
     limit: Optional[int] = None  # with permute: the rows beyond which they are dropped
@@ -25,6 +27,14 @@ class Routing(NamedTuple):
     def permuted(self) -> bool:
         """True for a dispatch_with_permute()."""
         return self.tokens_per_expert is not None
+
+    def join(self) -> "Routing":
+        """The same, which the stream that is current now may use."""
+        elastic = self.elastic
+        self.origin.join([
+            self.topk_idx, self.recv_topk_idx, elastic.recv_src_metadata, elastic.psum_num_recv_tokens_per_scaleup_rank,
+            elastic.psum_num_recv_tokens_per_expert, elastic.num_unaligned_recv_tokens_per_expert])
+        return self
 
 
 class HybridEPHandle(LazyHandle):
@@ -36,7 +46,7 @@ class HybridEPHandle(LazyHandle):
     routing: Routing
 
     def _all(self) -> Tuple[Any, ...]:
-        return _fields(self.routing)
+        return _fields(self.routing.join())
 
 
 def make_handle(routing: Routing) -> HybridEPHandle:
@@ -53,7 +63,7 @@ def routing_of(handle: Any, permuted: bool) -> Routing:
     if not isinstance(found, Routing) or found.permuted != permuted:
         raise wrong("handle", "the handle of a " + call, type(handle).__name__ if not isinstance(
             found, Routing) else "that of another kind of dispatch")
-    return found
+    return found.join()
 
 
 def _fields(routing: Routing) -> Tuple[Any, ...]:

@@ -19,7 +19,7 @@ from ._eager import eager_class
 from ._elastic_handle import EPHandle
 from ._elastic_streams import launcher
 from ._hybrid_handle import HybridEPHandle, Routing, make_handle, padded_counts, routing_of
-from ._streams import hinted
+from ._streams import Origin, hinted
 from .elastic import ElasticBuffer
 
 _MOST_TOPK = 32
@@ -248,7 +248,7 @@ class HybridEPBuffer:
             counts = torch.tensor(elastic.num_recv_tokens_per_expert_list, dtype=torch.int64, device="cpu")
         else:
             counts = padded_counts(elastic, count)
-        routing = Routing(elastic, idx, experts, slots, counts, None, count)
+        routing = Routing(elastic, idx, experts, slots, Origin(idx.device), counts, None, count)
         return (*_first(count, data, row_probs, scales), counts, make_handle(routing))
 
     def _permuted_again(self, x: Any, routing: Routing, weights: Optional[torch.Tensor],
@@ -334,7 +334,7 @@ class HybridEPBuffer:
         if waits:
             _check_most(routing_map)
         return data, self._spread(got, recv_idx, experts), scales, make_handle(
-            Routing(elastic, idx, experts, slots, None, recv_idx))
+            Routing(elastic, idx, experts, slots, Origin(idx.device), None, recv_idx))
 
     def _spread(self, weights: Optional[torch.Tensor], recv_idx: torch.Tensor, experts: int) -> Optional[torch.Tensor]:
         if weights is None:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """deep_ep's rules for the streams of its calls."""
 
+import copy
+import itertools
 import os
+import pickle
 import types
 import unittest
 from typing import Any, Callable, List
@@ -11,12 +14,12 @@ import deep_ep
 import epx
 import torch
 from deep_ep import (_elastic_dispatch, _elastic_engram, _elastic_move, _elastic_pipeline, _elastic_streams,
-                     _high_throughput)
+                     _high_throughput, _hybrid_handle)
 from deep_ep._elastic_gather import Gathers, _Place
 from deep_ep._elastic_move import Barriers, Mover
 from deep_ep._elastic_pipeline import Sizes, _Channel
 from deep_ep._low_latency import LowLatencyRouting
-from deep_ep._streams import CudaLaunch
+from deep_ep._streams import CudaLaunch, Origin
 from deep_ep.utils import EventHandle
 from played_cuda import (Event, Played, Stream, Tensor, capturing, comm, default, now, on_stream, passed, side,
                          story)
@@ -97,6 +100,35 @@ class Streams(Played):
             self.assertEqual(handle[3], fields[3])  # they are made on the stream that reads one first
             self.assertEqual(story, ["current waits for event of side"] + ["field is used on current"] * 6)
             self.assertEqual(made.call_count, 2)
+
+    def test_handles_of_hybrid_on_another_stream(self) -> None:
+        """Their fields are computed where they are read, and combine looks at the routing."""
+        names = ("topk_idx", "recv_topk_idx", "recv_src_metadata", "psum_num_recv_tokens_per_scaleup_rank",
+                 "psum_num_recv_tokens_per_expert", "num_unaligned_recv_tokens_per_expert")
+        used: Any = {name: Tensor(name) for name in names}
+        elastic: Any = types.SimpleNamespace(**used)
+        for captured, permuted in itertools.product((False, True), repeat=2):
+            capturing[0] = captured
+            with on_stream(comm):
+                routing = _hybrid_handle.Routing(
+                    elastic, used["topk_idx"], 4, 9, Origin(torch.device("cuda", 0)), used["topk_idx"] if permuted else
+                    None, used["recv_topk_idx"])
+            capturing[0] = False
+            handle = _hybrid_handle.make_handle(routing)
+            waits = [] if captured else ["side waits for event of comm"]  # an event of a capture is none outside of it
+            for call in (lambda: handle[3], lambda: _hybrid_handle.routing_of(handle, permuted)):
+                with mock.patch.object(_hybrid_handle, "_fields", return_value=(None,) * 8):
+                    story.clear()
+                    with on_stream(comm):
+                        call()
+                    self.assertEqual(story, [])
+                    with on_stream(side):
+                        call()
+                self.assertEqual(story, waits + ["%s is used on side" % name for name in names])
+        plain = pickle.loads(pickle.dumps(Origin(torch.device("cuda", 0))))  # with tensors that have no stream
+        story.clear()
+        plain.join([used["topk_idx"]])
+        self.assertEqual((story, copy.deepcopy(routing.origin)), ([], routing.origin))
 
     def test_sources_of_bounded_dispatches_follow_asynchronous_calls(self) -> None:
         """These may still read what was in the heap there, an argument of combine say."""
