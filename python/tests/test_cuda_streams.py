@@ -20,6 +20,7 @@ from deep_ep._elastic_move import Barriers, Mover
 from deep_ep._elastic_pipeline import Sizes, _Channel
 from deep_ep._low_latency import LowLatencyRouting
 from deep_ep._streams import CudaLaunch, Origin
+from deep_ep.buffers import engram
 from deep_ep.utils import EventHandle
 from played_cuda import (Event, Played, Stream, Tensor, capturing, comm, default, now, on_stream, passed, side,
                          story)
@@ -226,6 +227,17 @@ class Streams(Played):
                 ["scales is used on side"] if second else []))
         result = _elastic_engram.on_any_stream(torch.ones(2), None)
         self.assertEqual(result()[0].tolist(), [1, 1])
+
+    def test_scales_of_engram_buffers_are_complete(self) -> None:
+        """A fetch on another stream than write() reads them: the table and they are complete behind write()."""
+        buffer = deep_ep.EngramBuffer.__new__(deep_ep.EngramBuffer)
+        buffer._engine, buffer.num_ranks, buffer.runtime = mock.Mock(closed=False), 1, None
+        buffer._layers = engram._Layers([2], 32, 1, 1, torch.float8_e4m3fn, 1)
+        rows, scales = torch.zeros(2, 32, dtype=torch.uint8).view(torch.float8_e4m3fn), torch.ones(2, 1)
+        with mock.patch.object(torch.Tensor, "clone", lambda one: story.append("copied") or one), \
+                mock.patch.object(buffer, "_set_part", lambda name, make: story.append("the host waits")):
+            buffer.write([rows], [scales])
+        self.assertEqual((story, buffer._scales), (["copied", "the host waits"], [scales]))
 
     def test_elastic_waits_for_both_events(self) -> None:
         with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):

@@ -146,8 +146,9 @@ class EngramBuffer(BufferBase, ElasticBuffer):
             if checks.dense("sfs", scales, 2).element_size() != 4 or scales.shape != shape:
                 raise wrong("sfs", "4-byte scales [%d, %d]" % shape, describe(scales))
         rows = torch.cat([storage.view(torch.uint8) for storage in storages]).view(layers.dtype)
+        copied = None if sfs is None else [scales.clone() for scales in sfs]  # before it: then they are complete
         self._set_part("engram", lambda: Engram(self._engine, rows, None, self._fetch_bytes(layers)))
-        self._scales = None if sfs is None else [scales.clone() for scales in sfs]
+        self._scales = copied
 
     @staticmethod
     def _fetch_bytes(layers: _Layers) -> int:
