@@ -52,9 +52,10 @@ class EPHandle:
 
     @property
     def dst_buffer_slot_idx(self) -> torch.Tensor:
-        """int32 [T,K]. EPX sends each row straight to its place and has no slots: all are -1."""
+        """int32 [T,K]. EPX sends each row straight to its place and has no slots: all are -1. Made for each reader:
+        another stream, or one behind a capture, would not wait for the first."""
         if self._dst_buffer_slot_idx is None:
-            self._dst_buffer_slot_idx = torch.full_like(self.topk_idx, -1, dtype=torch.int32)
+            return torch.full_like(self.topk_idx, -1, dtype=torch.int32)
         return self._dst_buffer_slot_idx
 
     @dst_buffer_slot_idx.setter

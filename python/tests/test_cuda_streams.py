@@ -239,6 +239,20 @@ class Streams(Played):
             buffer.write([rows], [scales])
         self.assertEqual((story, buffer._scales), (["copied", "the host waits"], [scales]))
 
+    def test_slots_of_a_handle_are_made_where_they_are_read(self) -> None:
+        """Kept, they would not be complete for another stream, and those of a capture are in its graph's memory."""
+        idx, other = torch.zeros(3, 2, dtype=torch.int64), torch.ones(1)
+        handle = deep_ep.EPHandle(False, 1, 1, 1, 0, idx, 0, 0, [], other, other, other, other)
+        made = torch.full_like
+        with mock.patch.object(torch, "full_like", lambda *args, **options: (
+                story.append("made on " + now[0].name), made(*args, **options))[1]):
+            for stream in (side, comm):
+                with on_stream(stream):
+                    self.assertEqual(handle.dst_buffer_slot_idx.tolist(), [[-1, -1]] * 3)
+        self.assertEqual(story, ["made on side", "made on comm"])
+        handle.dst_buffer_slot_idx = given = torch.ones(3, 2)
+        self.assertIs(handle.dst_buffer_slot_idx, given)
+
     def test_elastic_waits_for_both_events(self) -> None:
         with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):
             begin = _elastic_streams.launcher(torch.device("cuda", 0), EventHandle(), deep_ep.EventOverlap(
