@@ -259,15 +259,16 @@ def dispatch_again(begin: Any, request: Request, handle: EPHandle, domains: Doma
 
 def _flat_routing(pool: Any, handle: EPHandle, expanded: ElasticRouting, launch: Any,
                   domains: Domains) -> ElasticRouting:
-    """The routing of an expanded handle, for dispatches without expansion: made once, by all ranks
-    alike, whichever handles of it they have."""
+    """The routing of an expanded handle, for dispatches without expansion: made once, by all ranks alike, whichever
+    handles of it they have. A capture makes one of its own for a handle from before it: it runs in replays alone."""
     flat = expanded.flat
     if flat is None:
         flat = new_routing(pool, False, expanded.handle.topk, handle.expert_alignment, expanded.tokens)
         idx = handle.topk_idx if handle.topk_idx.dtype.itemsize >= 4 else handle.topk_idx.to(torch.int32)
         flat.handle.update(idx, stream=launch.address)
         flat.rows = flat.lines = expanded.lines
-        expanded.flat = flat
+        if flat.captured == expanded.captured:
+            expanded.flat = flat
     flat.record_capture()
     return flat
 

@@ -91,12 +91,13 @@ class ElasticPool(Pool):
 
 
 class ElasticRouting(Routing):
-    """The routing of a dispatch: `tokens` sent, `rows` of the result, `lines` of its source map. With expansion,
-    `used`: the rows that combine reads, as far as the host knows them; `flat`: the same routing without expansion, if
-    it was used."""
+    """The routing of a dispatch, `captured` or not: `tokens` sent, `rows` of the result, `lines` of its source map.
+    With expansion, `used`: the rows that combine reads, as far as the host knows them; `flat`: the same routing without
+    expansion, if it was used."""
 
     def __init__(self, pool: ElasticPool, handle: epx.Handle, tokens: int) -> None:
-        super().__init__(pool, handle, pool.capturing())
+        self.captured = pool.capturing()
+        super().__init__(pool, handle, self.captured)
         self.tokens = tokens
         self.rows = self.lines = self.used = 0
         self.flat: Optional[ElasticRouting] = None

@@ -15,6 +15,7 @@ import epx
 import torch
 from deep_ep import (_elastic_dispatch, _elastic_engram, _elastic_move, _elastic_pipeline, _elastic_streams,
                      _high_throughput, _hybrid_handle)
+from deep_ep._elastic_engine import ElasticRouting
 from deep_ep._elastic_gather import Gathers, _Place
 from deep_ep._elastic_move import Barriers, Mover
 from deep_ep._elastic_pipeline import Sizes, _Channel
@@ -252,6 +253,31 @@ class Streams(Played):
         self.assertEqual(story, ["made on side", "made on comm"])
         handle.dst_buffer_slot_idx = given = torch.ones(3, 2)
         self.assertIs(handle.dst_buffer_slot_idx, given)
+
+    def test_the_flat_routing_of_an_expanded_handle_in_a_capture(self) -> None:
+        """Its update runs in replays alone: a handle from before the capture has another one outside of it."""
+        self.addCleanup(capturing.__setitem__, 0, False)
+        pool = mock.Mock(routings=0, captured=False, capturing=lambda: capturing[0])
+        pool.take_handle = lambda *_: mock.Mock(update=lambda idx, stream: story.append(
+            "captured" if capturing[0] else "queued"))
+
+        def use(routing: ElasticRouting) -> ElasticRouting:
+            handle: Any = mock.Mock(topk_idx=torch.zeros(2, 1, dtype=torch.int64), expert_alignment=1)
+            return _elastic_dispatch._flat_routing(pool, handle, routing, mock.Mock(), _elastic_dispatch.Domains(1, 1))
+        eager = ElasticRouting(pool, mock.Mock(), 2)
+        capturing[0] = True
+        captured, first = ElasticRouting(pool, mock.Mock(), 2), use(eager)
+        self.assertTrue(first.in_graph)
+        self.assertIs(use(captured), use(captured))
+        capturing[0] = False
+        second = use(eager)
+        self.assertIsNot(first, second)
+        self.assertFalse(second.in_graph)
+        self.assertIs(use(eager), second)
+        capturing[0] = True
+        self.assertIs(use(eager), second)
+        self.assertTrue(second.in_graph)
+        self.assertEqual(story, ["captured", "captured", "queued"])
 
     def test_elastic_waits_for_both_events(self) -> None:
         with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):
