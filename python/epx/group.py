@@ -19,7 +19,7 @@ from ._library import check, load
 from ._owner import GroupInfo
 from .bootstrap import Bootstrap
 from .errors import ArgumentError, EpxError, Status, make_error
-from .handle import HandleOwner
+from .handle import HandleOwner, queue
 from .memory import HeapOwner
 from .streams import poll, stream_address
 from .tensors import describe
@@ -284,9 +284,8 @@ class Group(HandleOwner, HeapOwner):
         if struct.dtype != DType.INT32 or struct.ndim != 1 or struct.shape[0] != self.info.nranks:
             raise ArgumentError(Status.ARGUMENT, "out: expected int32 [%d], got dtype %s and shape %s" % (
                 self.info.nranks, DType(struct.dtype).name, list(struct.shape[:struct.ndim])))
-        number = stream_address(self, stream)
-        check(self._lib.epx_mask_query(self.address, struct.data, number))
-        self.hold(keep, stream)
+        queue(self._lib.epx_mask_query, (self.address, struct.data, stream_address(self, stream)),
+              self.hold, (keep, stream))
 
     def mask_update(self, mask: List[int], stream: Any = None) -> None:
         """Sets the mask: 1 = active, 0 = masked (EPX neither sends to the rank nor waits for it)."""

@@ -14,6 +14,20 @@ from .tensors import describe
 _SLICE_US = 50000
 
 
+def queue(call: Callable[..., int], arguments: Tuple[Any, ...], keep: Callable[..., None],
+          kept: Tuple[Any, ...]) -> None:
+    """Queues an operation, and keeps its tensors until it has run. Also where an exception that is not the C library's
+    comes behind the call, that of Ctrl-C say: it may be queued, and would use memory that is freed."""
+    try:
+        check(call(*arguments))
+        keep(*kept)
+    except EpxError:
+        raise
+    except BaseException:
+        keep(*kept)
+        raise
+
+
 class Arguments:
     """A struct of tensor pointers, prepared once. Each field has its own descriptor, which set() fills and links."""
 
@@ -119,23 +133,9 @@ class Handle:
         local. Each dispatch reads the indices when it runs.
         """
         keep = describe("topk_idx", topk_idx, self._topk)
-        self._queue(self._lib.epx_handle_update, (
+        queue(self._lib.epx_handle_update, (
             self.address, self._topk_address, info.address if info else None, stream_address(self.group, stream)),
             self._keep_update, (keep, info, stream))
-
-    @staticmethod
-    def _queue(call: Callable[..., int], arguments: Tuple[Any, ...], keep: Callable[..., None],
-               kept: Tuple[Any, ...]) -> None:
-        """Queues an operation, and keeps its tensors until it has run. Also where an exception that is not the C
-        library's comes behind the call, that of Ctrl-C say: it may be queued, and would use memory that is freed."""
-        try:
-            check(call(*arguments))
-            keep(*kept)
-        except EpxError:
-            raise
-        except BaseException:
-            keep(*kept)
-            raise
 
     def _keep_update(self, keep: Any, info: Any, stream: Any) -> None:
         if self.mode == Mode.LOW_LATENCY:
@@ -194,7 +194,7 @@ class Handle:
             "src_rank": src_rank, "src_token": src_token, "source_map": source_map})
         config.source_stride, config.if_expected, config.nvfp4 = source_stride, if_expected, nvfp4
         config.send_only, config.round_scale, config.direction = send_only, round_scale, direction
-        self._queue(self._lib.epx_dispatch, (
+        queue(self._lib.epx_dispatch, (
             self.address, inputs.address, outputs.address, info.address if info else None,
             ctypes.addressof(config), stream_address(self.group, stream)),
             self._keep, ((keep, info, self._routing), send_only, stream))
@@ -216,21 +216,20 @@ class Handle:
             inputs.struct.bias[i] = ctypes.pointer(self._bias[i]) if given is not None else None
         config.struct.send_only, config.struct.logfmt, config.struct.direction = send_only, logfmt, direction
         config.struct.sum, config.struct.max_sms = sum_order, max_sms
-        self._queue(self._lib.epx_combine, (
+        queue(self._lib.epx_combine, (
             self.address, inputs.address, outputs.address, config.address, stream_address(self.group, stream)),
             self._keep, (keep, send_only, stream))
 
     def complete(self, stream: Any = None) -> None:
         """Runs the receive half of the staged operation. Does nothing if there is none."""
-        check(self._lib.epx_complete(self.address, stream_address(self.group, stream)))
-        if self._staged is not None:
-            self.group.hold(self._staged, stream)
-            self._staged = None
+        queue(self._lib.epx_complete, (self.address, stream_address(self.group, stream)),
+              self._keep, (self._staged, False, stream))
+        self._staged = None
 
     def _keep(self, keep: Any, send_only: bool, stream: Any) -> None:
         if send_only:
             self._staged = keep
-        elif self.group.alive:
+        elif keep is not None and self.group.alive:
             self.group.hold(keep, stream)
 
     def __del__(self) -> None:

@@ -339,6 +339,51 @@ class Lifetimes(unittest.TestCase):
         self.group.destroy()
         self.assertEqual((seen, alive()), ([True], None))
 
+    def behind(self, call) -> None:
+        """Ctrl-C comes when the C library has queued something."""
+        interrupted = mock.Mock(side_effect=KeyboardInterrupt)
+        with mock.patch.object(epx.group, "check", interrupted), mock.patch.object(epx.handle, "check", interrupted):
+            with self.assertRaises(KeyboardInterrupt):
+                call()
+
+    def test_interrupt_behind_the_query_of_a_mask(self) -> None:
+        """The stream writes the mask later."""
+        self.group.destroy()
+        with mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
+            self.group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, enable_mask=1)
+        self.stream = self.group.stream()
+        go, out = threading.Event(), numpy.zeros(1, numpy.int32)
+        alive = weakref.ref(out)
+        self.queue(lambda: go.wait(20))
+        self.behind(lambda: self.group.mask_query(out, self.stream))
+        del out
+        self.assertIsNotNone(alive())
+        go.set()
+        self.stream.sync()
+        self.group.prune()
+        self.assertIsNone(alive())
+
+    def test_interrupt_behind_the_receive_half(self) -> None:
+        """Its tensors live until it has run, also where the next operation is staged before."""
+        handle = self.group.handle(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, 1)
+        handle.update(torch.zeros(1, 1, dtype=torch.int64))
+
+        def send() -> Any:
+            out = torch.zeros(1, 1, 8, dtype=torch.bfloat16)
+            handle.dispatch(torch.ones(1, 8, dtype=torch.bfloat16), out, send_only=True, stream=self.stream)
+            return weakref.ref(out)
+        go = threading.Event()
+        self.queue(lambda: go.wait(20))
+        first = send()
+        self.behind(lambda: handle.complete(self.stream))
+        second = send()
+        self.assertIsNotNone(first())
+        go.set()
+        handle.complete(self.stream)
+        self.stream.sync()
+        self.group.prune()
+        self.assertEqual((first(), second()), (None, None))
+
     def test_interrupt_behind_the_call_of_a_wait(self) -> None:
         """The stream posts the semaphore later, so that nobody else may get its memory."""
         waiter = epx.streams.CpuWaiter()
