@@ -14,6 +14,7 @@ Rank r's token t is r * 100 + t + 1 in every column, exact in bf16 sums of this 
 import os
 import sys
 import types
+import weakref
 
 import numpy as np
 
@@ -361,10 +362,17 @@ def masks(comm):
         raise AssertionError("a mask of another size")
     own.mask_clean(stream=0)
     own.error_clear()
-    assert own.handle_mem_size(ep.Layout.EXPERT_MAJOR, TOPK) > 0
-    second = own.init_handle(ep.Layout.EXPERT_MAJOR, TOPK)
+    nbytes = own.handle_mem_size(ep.Layout.EXPERT_MAJOR, TOPK)
+    assert nbytes > 0
+    tables = np.zeros(nbytes + 16, np.uint8)
+    tables = tables[-tables.ctypes.data % 16:][:nbytes]
+    alive = weakref.ref(tables)
+    second = own.init_handle(ep.Layout.EXPERT_MAJOR, TOPK, handle_mem=ep.Tensor(tables))
+    del tables
     second.update(ep.Tensor(case.idx.np), stream=0)  # NumPy's own description
+    assert alive() is not None  # the handle's tables are there
     second.destroy()
+    assert alive() is None
     handle.destroy()
     own.destroy()
 

@@ -94,7 +94,7 @@ class Group:
         ptr = ctypes.c_void_p()
         call("ncclEpInitHandle", ctypes.byref(ptr), self.ptr, int(layout), address(config), num_topk,
              handle_mem.ptr if handle_mem is not None else 0)
-        return Handle(ptr.value or 0, handle_mem)
+        return Handle(ptr.value or 0, memory=handle_mem)
 
     def mask_query(self, mask: Tensor, *, stream: Any = None) -> None:
         """Writes one int32 per rank to `mask`, in memory of the device: 1 = active, 0 = masked."""

@@ -77,9 +77,10 @@ class CombineOutputs:
 class Handle:
     """Made by Group.create_handle or Group.init_handle."""
 
-    def __init__(self, ptr: int, keep: Any = None) -> None:
+    def __init__(self, ptr: int, topk_idx: Optional[Tensor] = None, memory: Optional[Tensor] = None) -> None:
         self._ptr = ptr
-        self._routing = keep  # low latency reads topk_idx again at each dispatch and combine
+        self._routing = topk_idx  # low latency reads it again at each dispatch and combine
+        self._memory = memory  # with the handle's tables
 
     @property
     def ptr(self) -> int:
@@ -109,7 +110,7 @@ class Handle:
     def destroy(self) -> None:
         if self._ptr:
             call("ncclEpHandleDestroy", self._ptr)
-            self._ptr, self._routing = 0, None
+            self._ptr, self._routing, self._memory = 0, None, None
 
     def __repr__(self) -> str:
         return "<Handle ptr=%#x>" % self._ptr if self._ptr else "<Handle destroyed>"
