@@ -107,7 +107,9 @@ def _dispatch(engine: Engine, pool: Pool, launch_on: Any, request: DispatchReque
                     src_rank=recv.src_rank, src_token=recv.src_token, stream=launch.address)
             handle = make_handle(engine, launch, routing, request.in_rank, counts, recv, channels)
             aligned = None if counts.experts is None else counts.aligned(request.alignment)
-        inputs = [tokens, given, request.scales, idx, request.topk_weights, request.in_rank]
+        # With indices, nothing has read in_rank yet, but the fields of a handle in a graph.
+        in_rank = request.in_rank if request.topk_idx is None or routing.in_graph else None
+        inputs = [tokens, given, request.scales, idx, request.topk_weights, in_rank]
         event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, aligned, recv.src_rank,
                                        recv.src_token, counts.flat, *(handle if routing.in_graph else ())])
     out = (recv.tokens, recv.scales) if recv.scales is not None else recv.tokens

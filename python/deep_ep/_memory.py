@@ -90,17 +90,26 @@ def stream_of(number: int, device: torch.device) -> "torch.cuda.Stream":
     return torch.cuda.ExternalStream(number, device) if number > 1 else torch.cuda.default_stream(device)
 
 
-def use_on(stream: "torch.cuda.Stream", tensors: Iterable[Optional[torch.Tensor]]) -> None:
+kept_sets: Dict[int, "weakref.ref[Any]"] = {}  # ResultSets, which use memory again, by addresses of their storages
+
+
+def use_on(stream: "torch.cuda.Stream", tensors: Iterable[Optional[torch.Tensor]], given: bool = False) -> None:
     """Work that is queued on a stream uses tensors: their memory is given out again behind it. torch knows nothing of
-    those in a heap, which may be that of another buffer: record_stream() has no effect on them."""
+    those in a heap, which may be that of another buffer: record_stream() has no effect on them. `given`: by a caller,
+    who may have them of a call that keeps its results for the next one."""
     heaps = [heap for heap in (ref() for ref in CudaHeap.living) if heap is not None]
-    if heaps and torch.cuda.is_current_stream_capturing():  # nothing runs now, and nobody could wait for it
-        heaps = []
+    sets = kept_sets if given else {}
+    if (heaps or sets) and torch.cuda.is_current_stream_capturing():  # nothing runs now, and nobody could wait for it
+        heaps, sets = [], {}
     for tensor in tensors:
         if tensor is not None:
             tensor.record_stream(stream)
             for heap in heaps:
                 heap.use_on(stream.cuda_stream, tensor.data_ptr())
+            found = sets.get(tensor.untyped_storage().data_ptr()) if sets else None
+            kept = found() if found is not None else None
+            if kept is not None:
+                kept.is_used_on(stream.cuda_stream)
 
 
 class Heap:

@@ -11,11 +11,12 @@ import collections
 import contextlib
 import ctypes
 import sys
-from typing import Callable, Deque, List, Optional, Tuple
+import weakref
+from typing import Callable, Deque, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
-from ._memory import use_on, wait_for
+from ._memory import kept_sets, use_on, wait_for
 from ._streams import DEFAULT_STREAM
 
 
@@ -47,7 +48,10 @@ _MOST = 4  # kept sets: of outstanding operations, and of results that wait for 
 
 
 class ResultSet:
-    """Kept tensors, and the number of the stream that used them last."""
+    """Kept tensors, and the number of the stream that used them last. Those in `before` may still use them, too."""
+
+    before: FrozenSet[int] = frozenset()
+    _places: Sequence[int] = ()  # in kept_sets
 
     def __init__(self, tensors: List[torch.Tensor], stream: Optional[int]) -> None:
         assert _use_count is not None
@@ -56,6 +60,9 @@ class ResultSet:
         self._addresses = [tensor.data_ptr() for tensor in tensors]
         storages = {tensor.untyped_storage()._cdata for tensor in tensors}
         self._own = [(storage, _use_count(storage)) for storage in storages]
+        self._self = weakref.ref(self)
+        self._places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        kept_sets.update((place, self._self) for place in self._places)
 
     def __del__(self) -> None:
         """Whatever drops a set, also Ctrl-C in the middle of a call."""
@@ -69,11 +76,29 @@ class ResultSet:
             with contextlib.suppress(RuntimeError):  # of a GPU that runs nothing any more
                 device = self._kept[0].device
                 current = torch._C._cuda_getCurrentRawStream(device.index or 0) or DEFAULT_STREAM
-                if current != self.stream and not torch.cuda.is_current_stream_capturing():
-                    wait_for(self.stream, device)
-                    self.use_on(torch.cuda.current_stream(device))
+                if not torch.cuda.is_current_stream_capturing():
+                    self.move(current, device)
         self.stream = None  # not before: behind Ctrl-C, __del__() waits
+        for place in self._places:
+            if kept_sets.get(place) is self._self:
+                kept_sets.pop(place, None)
         self._kept = []
+
+    def is_used_on(self, stream: int) -> None:
+        """Work on the stream with this number uses one of the tensors. Somebody refers to it, so that none is idle."""
+        number = stream or DEFAULT_STREAM
+        if number != self.stream:
+            self.before |= {number}
+
+    def move(self, stream: Optional[int], device: torch.device) -> None:
+        """Moves the set to a stream, which is the current one, and which waits for the others."""
+        before, last = self.before, self.stream
+        for number in sorted(before - {stream}):
+            wait_for(number, device)
+        if last != stream:
+            wait_for(last, device)
+            self.use_on(torch.cuda.current_stream(device))
+        self.stream, self.before = stream, frozenset()
 
     def idle(self) -> bool:
         """True if nothing else refers to the memory. A set with a resized result is never idle again."""
@@ -117,7 +142,7 @@ class Results:
         sets = self._sets
         if sets:
             found = sets.popleft()
-            if found.stream == stream and found.idle():
+            if found.stream == stream and not found.before and found.idle():
                 tensors = found.tensors()
                 sets.append(found)
                 return tensors, found
@@ -147,7 +172,7 @@ class Results:
             except IndexError:  # another thread has it
                 break
             if one.idle():
-                if one.stream == stream:
+                if one.stream == stream and not one.before:
                     if other is not None:
                         sets.append(other)
                     return one
@@ -158,14 +183,8 @@ class Results:
                 continue
             sets.append(one)
         if other is not None:
-            self._move(other, stream)
+            other.move(stream, self._device)
         return other
-
-    def _move(self, one: ResultSet, stream: Optional[int]) -> None:
-        """Moves a set to another stream, which is the current one."""
-        wait_for(one.stream, self._device)
-        one.use_on(torch.cuda.current_stream(self._device))
-        one.stream = stream
 
     def shed(self) -> None:
         """Frees the idle sets for reuse by work of the current stream."""

@@ -121,7 +121,7 @@ class Origin:
         if current != self._stream:
             if self._event is not None:
                 self._event.wait_on(current)
-            use_on(current, tensors)
+            use_on(current, tensors, given=True)
 
     def __deepcopy__(self, _memo: Any) -> "Origin":
         return self
@@ -223,7 +223,7 @@ class CudaLaunch:
             return
         current = torch.cuda.current_stream(self._stream.device)
         current.wait_stream(self._stream)
-        use_on(current, tensors)
+        use_on(current, tensors, given=True)
 
     def keep(self, _tensors: Any) -> None:
         """Called where the call fails. The memory of its tensors is used again behind the work now queued: by work of
@@ -235,7 +235,7 @@ class CudaLaunch:
         """Called when all work is queued. Makes the current stream wait for it, or returns an event."""
         if self._stream is self._current:
             return EventOverlap()
-        use_on(self._stream, inputs)
+        use_on(self._stream, inputs, given=True)
         use_on(self._current, outputs)
         if self._async:
             return EventOverlap(StreamEvent(self._stream))

@@ -56,6 +56,9 @@ class Tensor:
     def record_stream(self, stream: Stream) -> None:
         story.append("%s is used on %s" % (self.name, stream.name))
 
+    def untyped_storage(self) -> "Tensor":
+        return self
+
     def data_ptr(self) -> int:
         return 0  # in no heap
 

@@ -8,9 +8,10 @@ from unittest import mock
 import torch
 from deep_ep import _results
 from deep_ep._elastic_plan import DispatchPlan, Kind, Result
-from deep_ep._memory import CudaHeap, Form
+from deep_ep._memory import CudaHeap, Form, kept_sets
 from deep_ep._results import Results
-from played_cuda import PlayedHeap, comm, interrupt, on_stream, side, story
+from deep_ep._streams import CudaLaunch
+from played_cuda import PlayedHeap, capturing, comm, interrupt, on_stream, side, story
 
 
 class KeptResults(PlayedHeap):
@@ -97,6 +98,38 @@ class KeptResults(PlayedHeap):
             self.assertEqual((story[1:], used[1:]), (["comm waits for current"] * 2, ["comm"] * 2))
             results.take(1, False)
             self.assertEqual(len(story), 3)
+
+    def test_results_that_asynchronous_calls_use(self) -> None:
+        """Those of another buffer say, which torch is told of. But torch has that memory no more than the caller has:
+        the next call waits for them."""
+        form = Form(((4, 8), torch.float32, None), ((6,), torch.int32, None))
+        results = Results(lambda: form.ordinary(torch.device("cpu")), lambda: form.ordinary(torch.device("cpu")),
+                          torch.device("cpu"))
+        self.addCleanup(capturing.__setitem__, 0, False)
+        with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None), on_stream(side):
+            for which in (0, 1):
+                made, kept = results.take(5, False)
+                place = made[0].data_ptr()
+                CudaLaunch(comm, None, True).finish([made[which][2:]], [])
+                CudaLaunch(side, None, True).finish([made[0]], [])
+                del made
+                story.clear()
+                made, again = results.take(5, False)
+                self.assertEqual((made[0].data_ptr(), again, story), (place, kept, ["side waits for comm"]))
+                CudaLaunch(comm, None, True).finish([], [made[0]])  # its own: the next call waits for its caller
+                capturing[0] = True
+                CudaLaunch(comm, None, True).finish([made[0]], [])
+                capturing[0] = False
+                del made
+                story.clear()
+                self.assertEqual((results.take(5, False)[1], story), (kept, []))
+            made, kept = results.take(5, False)
+            CudaLaunch(comm, None, True).finish(made, [])
+            del made
+            story.clear()
+            count = len(kept_sets)
+            results.shed()
+            self.assertEqual((story, count - len(kept_sets)), (["side waits for comm"], 2))
 
     def test_results_that_are_changed(self) -> None:
         """What is done to a result is not seen in the next one."""

@@ -132,6 +132,21 @@ class Streams(Played):
         plain.join([used["topk_idx"]])
         self.assertEqual((story, copy.deepcopy(routing.origin)), ([], routing.origin))
 
+    def test_marks_count_where_a_dispatch_reads_them(self) -> None:
+        """get_dispatch_layout() has their memory again behind that: it would wait for all of the dispatch in vain."""
+        for topk_idx, in_graph, reads in ((None, False, True), (mock.MagicMock(), False, False),
+                                          (mock.MagicMock(), True, True)):
+            launch, engine = mock.MagicMock(), mock.MagicMock(nranks=2)
+            pool = mock.MagicMock(**{"heap.several.return_value": (None, None)})
+            request = mock.MagicMock(scales=None, topk_idx=topk_idx, device=torch.device("cpu"), worst=0)
+            with mock.patch.object(_high_throughput, "make_handle", return_value=()), \
+                    mock.patch.object(_high_throughput, "_received", return_value=(3, [])), \
+                    mock.patch.object(_high_throughput, "HighThroughputRouting", return_value=mock.MagicMock(
+                        in_graph=in_graph)), mock.patch.object(_high_throughput, "fresh_plan", return_value=None):
+                _high_throughput._dispatch(engine, pool, lambda _group: launch, request, 1, 1, False)
+            inputs, _outputs = launch.finish.call_args[0]
+            self.assertEqual(any(one is request.in_rank for one in inputs), reads)
+
     def test_sources_of_bounded_dispatches_follow_asynchronous_calls(self) -> None:
         """These may still read what was in the heap there, an argument of combine say."""
         filled = mock.Mock(fill_=lambda value: story.append("%s fills" % now[0].name))
