@@ -97,19 +97,21 @@ def use_on(stream: "torch.cuda.Stream", tensors: Iterable[Optional[torch.Tensor]
     """Work that is queued on a stream uses tensors: their memory is given out again behind it. torch knows nothing of
     those in a heap, which may be that of another buffer: record_stream() has no effect on them. `given`: by a caller,
     who may have them of a call that keeps its results for the next one."""
-    heaps = [heap for heap in (ref() for ref in CudaHeap.living) if heap is not None]
-    sets = kept_sets if given else {}
-    if (heaps or sets) and torch.cuda.is_current_stream_capturing():  # nothing runs now, and nobody could wait for it
-        heaps, sets = [], {}
-    for tensor in tensors:
-        if tensor is not None:
-            tensor.record_stream(stream)
-            for heap in heaps:
-                heap.use_on(stream.cuda_stream, tensor.data_ptr())
-            found = sets.get(tensor.untyped_storage().data_ptr()) if sets else None
-            kept = found() if found is not None else None
-            if kept is not None:
-                kept.is_used_on(stream.cuda_stream)
+    used = [tensor for tensor in tensors if tensor is not None]
+    for tensor in used:
+        tensor.record_stream(stream)
+    if not used or torch.cuda.is_current_stream_capturing():  # nothing runs now, and nobody could wait for it
+        return
+    addresses = [tensor.data_ptr() for tensor in used]
+    for ref in CudaHeap.living:
+        heap = ref()
+        if heap is not None:
+            heap.use_on(stream.cuda_stream, addresses)
+    for tensor in used if given and kept_sets else ():
+        found = kept_sets.get(tensor.untyped_storage().data_ptr())
+        kept = found() if found is not None else None
+        if kept is not None:
+            kept.is_used_on(stream.cuda_stream)
 
 
 class Heap:
@@ -307,18 +309,21 @@ class CudaHeap(Heap):
         with CudaHeap._adding:
             CudaHeap.living = (*(ref for ref in CudaHeap.living if ref() is not None), weakref.ref(self))
 
-    def use_on(self, stream: int, address: int) -> None:
-        """Work on the stream with this number uses what is at an address, in the heap or not. Somebody refers to it, so
-        that its piece stays."""
+    def use_on(self, stream: int, addresses: List[int]) -> None:
+        """Work on the stream with this number uses what is at these addresses, in the heap or not. Somebody refers to
+        it, so that its piece stays."""
         first = self._first
-        if first is None or not first <= address < first + self._group.alloc_bytes:
+        if first is None:
             return
-        piece = self._piece_at(address)
-        if piece is None:
-            self._order_of_places = sorted(self._pieces)
-            piece = self._piece_at(address)
-        if piece is not None and stream != piece.stream:
-            piece.before |= {stream}
+        end = first + self._group.alloc_bytes
+        for address in addresses:
+            if first <= address < end:
+                piece = self._piece_at(address)
+                if piece is None:
+                    self._order_of_places = sorted(self._pieces)
+                    piece = self._piece_at(address)
+                if piece is not None and stream != piece.stream:
+                    piece.before |= {stream}
 
     def _piece_at(self, address: int) -> Optional[_Piece]:
         places = self._order_of_places
