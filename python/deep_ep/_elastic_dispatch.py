@@ -13,6 +13,7 @@ from ._elastic_engine import ElasticEngine, ElasticPool, ElasticRouting
 from ._elastic_handle import EPHandle, routing_of
 from ._elastic_plan import Counts, DispatchPlan, Kind, Result, plan_for
 from ._high_throughput import bias_list, usable, within_reach
+from ._memory import use_on
 from ._routing import attach
 from ._streams import queueing
 
@@ -264,6 +265,8 @@ def _flat_routing(pool: Any, handle: EPHandle, expanded: ElasticRouting, launch:
     flat = expanded.flat
     if flat is None:
         flat = new_routing(pool, False, expanded.handle.topk, handle.expert_alignment, expanded.tokens)
+        if handle.topk_idx.is_cuda:  # a copy of the dispatch, which may have run on another stream
+            use_on(torch.cuda.current_stream(handle.topk_idx.device), [handle.topk_idx], given=True)
         idx = handle.topk_idx if handle.topk_idx.dtype.itemsize >= 4 else handle.topk_idx.to(torch.int32)
         flat.handle.update(idx, stream=launch.address)
         flat.rows = flat.lines = expanded.lines

@@ -294,6 +294,17 @@ class Streams(Played):
         self.assertTrue(second.in_graph)
         self.assertEqual(story, ["captured", "captured", "queued"])
 
+    def test_the_flat_routing_of_an_expanded_handle_on_another_stream(self) -> None:
+        """It reads indices that the handle's dispatch has copied, and that go with the handle."""
+        copied: Any = mock.Mock(is_cuda=True, dtype=torch.int64, record_stream=Tensor("topk_idx").record_stream)
+        copied.data_ptr.return_value = 0
+        handle: Any = mock.Mock(topk_idx=copied, expert_alignment=1)
+        pool = mock.Mock(routings=0, captured=False, capturing=lambda: False)
+        with on_stream(side):
+            _elastic_dispatch._flat_routing(pool, handle, ElasticRouting(pool, mock.Mock(), 2), mock.Mock(),
+                                            _elastic_dispatch.Domains(1, 1))
+        self.assertEqual(story, ["topk_idx is used on side"])
+
     def test_elastic_waits_for_both_events(self) -> None:
         with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):
             begin = _elastic_streams.launcher(torch.device("cuda", 0), EventHandle(), deep_ep.EventOverlap(
