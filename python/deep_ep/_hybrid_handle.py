@@ -30,8 +30,9 @@ class Routing(NamedTuple):
 
     def join(self) -> "Routing":
         """The same, which the stream that is current now may use."""
-        elastic = self.elastic
+        elastic, counts = self.elastic, self.tokens_per_expert
         self.origin.join([
+            counts if counts is not None and counts.is_cuda else None,  # on the host, unless the call was non_blocking
             self.topk_idx, self.recv_topk_idx, elastic.recv_src_metadata, elastic.psum_num_recv_tokens_per_scaleup_rank,
             elastic.psum_num_recv_tokens_per_expert, elastic.num_unaligned_recv_tokens_per_expert])
         return self

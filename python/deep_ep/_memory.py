@@ -102,16 +102,16 @@ def use_on(stream: "torch.cuda.Stream", tensors: Iterable[Optional[torch.Tensor]
         tensor.record_stream(stream)
     if not used or torch.cuda.is_current_stream_capturing():  # nothing runs now, and nobody could wait for it
         return
-    addresses = [tensor.data_ptr() for tensor in used]
+    addresses, number = [tensor.data_ptr() for tensor in used], stream.cuda_stream
     for ref in CudaHeap.living:
         heap = ref()
         if heap is not None:
-            heap.use_on(stream.cuda_stream, addresses)
+            heap.use_on(number, addresses)
     for tensor in used if given and kept_sets else ():
         found = kept_sets.get(tensor.untyped_storage().data_ptr())
         kept = found() if found is not None else None
         if kept is not None:
-            kept.is_used_on(stream.cuda_stream)
+            kept.is_used_on(number)
 
 
 class Heap:

@@ -62,7 +62,7 @@ class ResultSet:
         self._own = [(storage, _use_count(storage)) for storage in storages]
         self._self = weakref.ref(self)
         self._places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-        kept_sets.update((place, self._self) for place in self._places)
+        kept_sets.update((place, self._self) for place in self._places if place)
 
     def __del__(self) -> None:
         """Whatever drops a set, also Ctrl-C in the middle of a call."""
@@ -142,7 +142,8 @@ class Results:
         sets = self._sets
         if sets:
             found = sets.popleft()
-            if found.stream == stream and not found.before and found.idle():
+            # `before` last: another thread may drop the last reference behind an asynchronous call meanwhile.
+            if found.stream == stream and found.idle() and not found.before:
                 tensors = found.tensors()
                 sets.append(found)
                 return tensors, found

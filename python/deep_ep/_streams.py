@@ -17,6 +17,7 @@ import torch
 from epx.errors import make_error
 
 from ._checks import wrong
+from ._eager import eager
 from ._memory import use_on
 from .utils import EventHandle, EventOverlap
 
@@ -112,6 +113,7 @@ class Origin:
             if not torch.cuda.is_current_stream_capturing():  # an event of a capture is none outside of it
                 self._event = StreamEvent(self._stream)
 
+    @eager
     def join(self, tensors: Iterable[Optional[torch.Tensor]]) -> None:
         """The stream that is current now may use the tensors: it waits for their work, and their memory is not given
         out again before. A capture has waited for that before it began."""

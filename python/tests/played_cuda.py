@@ -50,6 +50,8 @@ class Event:
 class Tensor:
     """Something that work on a stream uses."""
 
+    is_cuda = True
+
     def __init__(self, name: str) -> None:
         self.name = name
 

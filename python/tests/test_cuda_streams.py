@@ -109,12 +109,13 @@ class Streams(Played):
                  "psum_num_recv_tokens_per_expert", "num_unaligned_recv_tokens_per_expert")
         used: Any = {name: Tensor(name) for name in names}
         elastic: Any = types.SimpleNamespace(**used)
+        counts: Any = Tensor("tokens_per_expert")
         for captured, permuted in itertools.product((False, True), repeat=2):
             capturing[0] = captured
             with on_stream(comm):
                 routing = _hybrid_handle.Routing(
-                    elastic, used["topk_idx"], 4, 9, Origin(torch.device("cuda", 0)), used["topk_idx"] if permuted else
-                    None, used["recv_topk_idx"])
+                    elastic, used["topk_idx"], 4, 9, Origin(torch.device("cuda", 0)), counts if permuted else None,
+                    used["recv_topk_idx"])
             capturing[0] = False
             handle = _hybrid_handle.make_handle(routing)
             waits = [] if captured else ["side waits for event of comm"]  # an event of a capture is none outside of it
@@ -126,7 +127,8 @@ class Streams(Played):
                     self.assertEqual(story, [])
                     with on_stream(side):
                         call()
-                self.assertEqual(story, waits + ["%s is used on side" % name for name in names])
+                joined = ["tokens_per_expert", *names] if permuted else names
+                self.assertEqual(story, waits + ["%s is used on side" % name for name in joined])
         plain = pickle.loads(pickle.dumps(Origin(torch.device("cuda", 0))))  # with tensors that have no stream
         story.clear()
         plain.join([used["topk_idx"]])
