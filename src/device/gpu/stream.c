@@ -131,8 +131,12 @@ uint64_t gpu_stream_captures(struct device *device, struct device_stream *stream
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     unsigned long long number = 0;
 
-    if (gpu_use(device) != EPX_OK || capture_info(stream_of(stream), &status, &number) != cudaSuccess)
+    if (gpu_use(device) != EPX_OK)
         return 0;
+    if (capture_info(stream_of(stream), &status, &number) != cudaSuccess) { /* the legacy stream beside a capture */
+        (void)cudaGetLastError(); /* or the caller's next check of a launch would find it */
+        return 0;
+    }
     if (status == cudaStreamCaptureStatusNone)
         return 0;
     return status == cudaStreamCaptureStatusActive ? number

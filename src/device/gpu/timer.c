@@ -96,7 +96,10 @@ epx_status gpu_graph_end(struct device *device, struct device_stream *stream, st
         cudaGraphDestroy(captured);
     if (status == EPX_OK)
         status = gpu_check(cudaGraphUpload(made, (cudaStream_t)stream), "cudaGraphUpload");
-    *graph = (struct device_graph *)made;
+    if (status == EPX_OK)
+        *graph = (struct device_graph *)made;
+    else if (made)
+        cudaGraphExecDestroy(made);
     return status;
 }
 
