@@ -12,7 +12,7 @@ from ._checks import refused, wrong
 from ._elastic_engine import ElasticEngine, ElasticPool, ElasticRouting
 from ._elastic_handle import EPHandle, routing_of
 from ._elastic_plan import Counts, DispatchPlan, Kind, Result, plan_for
-from ._high_throughput import bias_list, usable, within_reach
+from ._high_throughput import sum_rows, usable
 from ._memory import use_on
 from ._routing import attach
 from ._streams import queueing
@@ -305,30 +305,15 @@ def combine(begin: Any, x: Any, handle: Any, topk_weights: Any, bias: Any, multi
     combined_topk_weights or None, event)."""
     routing = routing_of(handle)
     checks.tensor("x", x, _PAYLOADS, (None, None))
-    pool = usable(routing, x)
+    usable(routing, x)
     if handle.do_expand and topk_weights is not None and not multiple:
         raise refused("combine: topk_weights of an expanded handle: expected allow_multiple_reduction=True")
-    topk = routing.handle.topk
     if handle.do_expand:
         x, topk_weights = _expanded(routing, x, topk_weights)
     else:
         lines = handle.recv_src_metadata.shape[0]  # a caller may have cut it to the lines that count
         if x.shape[0] not in (routing.rows, lines):
             raise wrong("x", "%d rows" % lines, x.shape[0])
-        checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], topk), x.device)
-    added = bias_list(bias, (routing.tokens, x.shape[1]), x)
-    launch = begin(pool.group)
-    with queueing(launch) as used:
-        with launch.context():
-            used += [x, topk_weights, *added]
-            rows, weights = within_reach(pool, x, launch), within_reach(pool, topk_weights, launch)
-            out = torch.empty(routing.tokens, x.shape[1], dtype=x.dtype, device=x.device)
-            out_weights = None
-            if topk_weights is not None:
-                out_weights = torch.empty(routing.tokens, topk, dtype=torch.float32, device=x.device)
-            used += [rows, weights, out, out_weights]
-            routing.handle.combine(rows, out, topk_weights=weights, out_topk_weights=out_weights, bias=added,
-                                   sum_order=sum_order(multiple, handle.do_expand, domains),
-                                   max_sms=num_sms or routing.num_sms, stream=launch.address)
-        event = launch.finish([x, topk_weights, *added], [out, out_weights])
-    return out, out_weights, event
+        checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], routing.handle.topk), x.device)
+    return sum_rows(routing, begin, x, topk_weights, bias, sum_order=sum_order(multiple, handle.do_expand, domains),
+                    max_sms=num_sms or routing.num_sms)

@@ -349,11 +349,17 @@ def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights
     """Sends rows back and sums them. Returns (combined_x, combined_topk_weights or None, event)."""
     routing = find(HighThroughputRouting, handle)
     checks.tensor("x", x, _PAYLOADS, (None, None))
-    pool = usable(routing, x)
+    usable(routing, x)
     if x.shape[0] < routing.rows:
         raise wrong("x", "at least the %d rows that were received" % routing.rows, x.shape[0])
-    topk = routing.handle.topk
-    checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], topk), x.device)
+    checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], routing.handle.topk), x.device)
+    return sum_rows(routing, launch_on, x, topk_weights, bias)
+
+
+def sum_rows(routing: Any, launch_on: Any, x: torch.Tensor, topk_weights: Optional[torch.Tensor], bias: Any,
+             **how: int) -> Tuple[Any, ...]:
+    """The combine of either buffer, of what was checked. `how`: of epx.Handle.combine()."""
+    pool, topk = routing.pool, routing.handle.topk
     biases = bias_list(bias, (routing.tokens, x.shape[1]), x)
     launch: Launch = launch_on(pool.group)
     with queueing(launch) as used:
@@ -366,7 +372,7 @@ def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights
                 out_weights = torch.empty(routing.tokens, topk, dtype=torch.float32, device=x.device)
             used += [rows, weights, out, out_weights]
             routing.handle.combine(rows, out, topk_weights=weights, out_topk_weights=out_weights, bias=biases,
-                                   stream=launch.address)
+                                   stream=launch.address, **how)
         event = launch.finish([x, topk_weights, *biases], [out, out_weights])
     return out, out_weights, event
 

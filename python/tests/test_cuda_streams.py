@@ -413,7 +413,7 @@ class Interrupted(unittest.TestCase):
         launch, rows = mock.MagicMock(), torch.zeros(2, 16, dtype=torch.bfloat16)
         routing = mock.MagicMock(tokens=2, rows=2, **{"handle.topk": 1, "handle.%s.side_effect" % method:
                                                       KeyboardInterrupt})
-        pool = mock.MagicMock(**{"group.info.max_recv_tokens": 9})
+        pool = routing.pool = mock.MagicMock(**{"group.info.max_recv_tokens": 9})
         pool.heap.empty = lambda shape, dtype: torch.empty(shape, dtype=dtype)
         with mock.patch.object(module, "find", lambda *_: routing, create=True), \
                 mock.patch.object(module, "routing_of", lambda _: routing, create=True), \
