@@ -3,13 +3,15 @@
 
 import contextlib
 import random
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import deep_ep
 import torch
 from random_elastic import Routed, as_bias, end_and_compare, same, up
 from reference import cast_fp8, cast_nvfp4, unpack_ue8m0
 from suite import World
+
+Later = Tuple[Optional[Callable[[], Any]], Callable[[], None]]  # a call: waits for it, if it must be, and checks it
 
 
 class Base:
@@ -22,7 +24,7 @@ class Base:
         self.rng_more = random.Random(-seed)  # of what was added later: programs of known seeds stay as they were
         self.held: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
         self.text: List[str] = []
-        self.later: List[Tuple[Any, Callable[[], None]]] = []
+        self.later: List[Later] = []
         self.waits_later = False
         self.most_later = 2  # calls that are waited for later
         self.buffer: deep_ep.Buffer
@@ -44,20 +46,27 @@ class Base:
         end_and_compare(self)
 
     def ended(self, event: Any, hook: Any, asynchronous: bool, hooked: bool = False,
-              check: Callable[[], None] = lambda: None) -> None:
+              check: Callable[[], None] = lambda: None) -> Later:
         """Waits for a call and checks it, now or later."""
         assert (event.event is not None) == asynchronous and (hook is not None) == hooked, self.text[-1]
-        self.later.append((event.current_stream_wait if asynchronous else hook, check))
+        call = event.current_stream_wait if asynchronous else hook, check
+        self.later.append(call)
         self.settle(self.rng.randint(0, self.most_later) if self.waits_later else 0)
+        return call
 
     def settle(self, most: int) -> None:
         """Waits for calls and checks them, until so many are left: all ranks in the same order."""
         while len(self.later) > most:
-            at = self.rng.randrange(len(self.later)) if len(self.later) > 1 else 0  # a masked rank draws the same
-            wait, check = self.later.pop(at)
-            if wait is not None:
-                wait()
-            check()
+            # A masked rank draws the same.
+            self.end(self.later[self.rng.randrange(len(self.later)) if len(self.later) > 1 else 0])
+
+    def end(self, call: Later) -> None:
+        """Waits for a call and checks it."""
+        self.later.remove(call)
+        wait, check = call
+        if wait is not None:
+            wait()
+        check()
 
 
 class High(Base):
@@ -320,6 +329,7 @@ class Low(Base):
         self.buffer = deep_ep.Buffer(group, 0, nbytes if rng.random() < 0.7 else 1 << 20, low_latency_mode=True,
                                      explicitly_destroy=True, enable_shrink=self.shrink)
         self.waits_later, self.most_later = not self.shrink, 1  # two operations of a buffer may be outstanding
+        self.last: Dict[str, List[Later]] = {"dispatch": [], "combine": []}  # the last two of each kind
         self.out: List[Any] = []  # dispatches whose combine is still to come
         self.begun = False
         self.masked = -1  # a rank that the others go on without
@@ -368,6 +378,7 @@ class Low(Base):
         if me == self.masked:
             self.out.append((routed, None, None, None))
             return
+        self.take_slot("dispatch")
         recv, counts, handle, event, hook = self.buffer.low_latency_dispatch(
             world.to(x[me]), idx, self.most, routed.experts, stats, cost, async_finish=asynchronous,
             return_recv_hook=hooked, **options)
@@ -380,7 +391,14 @@ class Low(Base):
                 assert same(stats, want), self.report("stats", stats, want)
             assert cost is None or bool((cost >= 0).all())
             self.out.append((routed, zones, handle, idx))
-        self.ended(event, hook, asynchronous, hooked, check)
+        self.last["dispatch"].append(self.ended(event, hook, asynchronous, hooked, check))
+
+    def take_slot(self, kind: str) -> None:
+        """Waits for the call before the last one of a kind: the next one takes its slot (max_inflight in epx.h)."""
+        while len(self.last[kind]) > 1:
+            call = self.last[kind].pop(0)
+            if call in self.later:
+                self.end(call)
 
     def take_out(self, routed: Routed) -> None:
         """Takes a masked rank out of a routing."""
@@ -461,14 +479,15 @@ class Low(Base):
             idx = world.to(torch.tensor(lines, dtype=routed.idx_dtype).view(routed.counts[me], routed.topk))
         rows = given if zero_copy else y
         more = {} if overlap is None else overlap.begin(rows)
+        self.take_slot("combine")
         combined, event, hook = self.buffer.low_latency_combine(
             y, idx, world.to(weights[me]), handle, use_logfmt=logfmt, zero_copy=zero_copy, async_finish=asynchronous,
             return_recv_hook=hooked, out=out, **more)
         if overlap is not None:
             overlap.end(rows)
         assert out is None or combined is out
-        self.ended(event, hook, asynchronous, hooked, lambda: self.check_sums(
-            routed, lines, weights[me], salt, size, logfmt, combined))
+        self.last["combine"].append(self.ended(event, hook, asynchronous, hooked, lambda: self.check_sums(
+            routed, lines, weights[me], salt, size, logfmt, combined)))
 
     def check_sums(self, routed: Routed, lines: List[List[int]], weights: torch.Tensor, salt: int, size: float,
                    logfmt: bool, combined: torch.Tensor) -> None:
@@ -539,7 +558,7 @@ class SecondBatch(Low):
         Base.__init__(self, first.world, seed, first.ranks, first.per_node)
         self.most, self.local, self.hidden = first.most, first.local, first.hidden
         self.shrink, self.waits_later, self.begun, self.masked = False, True, True, -1
-        self.buffer, self.out = first.buffer, []
+        self.buffer, self.out, self.last = first.buffer, [], first.last
         self.most_later = first.most_later = 0
 
     def finish(self) -> None:
