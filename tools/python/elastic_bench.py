@@ -68,6 +68,8 @@ class Bench:
         self.old = deep_ep.Buffer(group, 1 << 30, 0, explicitly_destroy=True)
         self.new = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=args.tokens, hidden=args.hidden,
                                          num_topk=args.topk, explicitly_destroy=True)
+        # As large as V2's, for results that are held: a larger one has room for more of them.
+        self.old_small = deep_ep.Buffer(group, self.new.num_bytes, 0, explicitly_destroy=True)
 
     @property
     def held_name(self) -> str:
@@ -80,10 +82,11 @@ class Bench:
         self.calls += 1
         return self.routings[self.calls % _ROUTINGS]
 
-    def old_dispatch(self, idx: torch.Tensor, worst: int = 0, fp8: bool = False) -> Any:
+    def old_dispatch(self, idx: torch.Tensor, worst: int = 0, fp8: bool = False, held: bool = False) -> Any:
         """V1: layout and dispatch."""
-        per_rank, per_node, per_expert, in_rank, _ = self.old.get_dispatch_layout(idx, self.args.experts)
-        return self.old.dispatch(
+        buffer = self.old_small if held else self.old
+        per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, self.args.experts)
+        return buffer.dispatch(
             self.x_fp8 if fp8 else self.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node,
             is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=self.weights,
             num_worst_tokens=worst)
@@ -159,13 +162,14 @@ class Bench:
 
     def _held(self) -> Dict[str, Callable[[], Any]]:
         return {
-            "V1 layout + dispatch" + self.held_name: self._holding(lambda: self.old_dispatch(self.idx)),
+            "V1 layout + dispatch" + self.held_name: self._holding(
+                lambda: self.old_dispatch(self.idx, held=True)),
             "V2 dispatch" + self.held_name: self._holding(lambda: self.new_dispatch(self.idx, self.weights)),
         }
 
     def _held_fp8(self) -> Dict[str, Callable[[], Any]]:
         return {"V1 layout + dispatch, FP8" + self.held_name: self._holding(
-            lambda: self.old_dispatch(self.idx, fp8=True))}
+            lambda: self.old_dispatch(self.idx, fp8=True, held=True))}
 
     def _held_expanded(self) -> Dict[str, Callable[[], Any]]:
         return {"V2 dispatch, expanded" + self.held_name: self._holding(
@@ -222,6 +226,7 @@ def main() -> None:
             print("| %s | %.0f | %s |" % (name, taken, "; ".join(ratios)))
             before, held_before = taken, held
     bench.old.destroy()
+    bench.old_small.destroy()
     bench.new.destroy()
     dist.barrier()
     os._exit(0)  # as in python/tests/suite.py
