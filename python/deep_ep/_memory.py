@@ -28,6 +28,7 @@ _KINDS = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32
           torch.int64: (0, 64), torch.uint8: (1, 8), torch.float8_e4m3fn: (1, 8)}  # FP8 is passed as bytes
 
 _LARGE = 4 << 20
+_SMALL_SHARE = 64  # of a heap: pieces of at most so much lie at its end (group/alloc.c)
 
 Part = Tuple[Tuple[int, ...], torch.dtype, Optional[Tuple[int, ...]]]  # shape, dtype, strides or None
 
@@ -264,11 +265,13 @@ class Ordinary:
 Made = Union[Reserved, Ordinary]
 
 
-def _fit(holes: List[int], sizes: List[int]) -> bool:
-    """True if pieces of these sizes find room, each in the first hole that is large enough."""
+def _fit(holes: List[int], sizes: List[int], small: int) -> bool:
+    """True if pieces of these sizes find room as in group/alloc.c: each in the first hole that is large enough, or in
+    the last one, if it has no more than `small` bytes."""
     left = holes[:]
     for size in sizes:
-        place = next((i for i, hole in enumerate(left) if hole >= size), None)
+        order = range(len(left)) if size > small else range(len(left) - 1, -1, -1)
+        place = next((i for i in order if left[i] >= size), None)
         if place is None:
             return False
         left[place] -= size
@@ -301,7 +304,8 @@ class CudaHeap(Heap):
         # them. Replays with operations of one group run one after the other, so graphs share them.
         self._of_graphs: Dict[Tuple[int, int], List[_Piece]] = {}
         self._spare: List[_Piece] = []  # for graphs, not used yet
-        self._first: Optional[int] = None  # the address where the heap begins: that of its first piece
+        self._first = group.alloc_address
+        self._small = group.alloc_bytes // _SMALL_SHARE
         self._too_large = sys.maxsize  # bytes that had no room since memory was freed
         self._behind: Set[int] = set()  # streams whose queued work may still use memory that was freed
         self._closed = False
@@ -312,12 +316,9 @@ class CudaHeap(Heap):
     def use_on(self, stream: int, addresses: List[int]) -> None:
         """Work on the stream with this number uses what is at these addresses, in the heap or not. Somebody refers to
         it, so that its piece stays."""
-        first = self._first
-        if first is None:
-            return
-        end = first + self._group.alloc_bytes
+        end = self._first + self._group.alloc_bytes
         for address in addresses:
-            if first <= address < end:
+            if self._first <= address < end:
                 piece = self._piece_at(address)
                 if piece is None:
                     self._order_of_places = sorted(self._pieces)
@@ -430,7 +431,6 @@ class CudaHeap(Heap):
         if block is None:
             self._too_large = min(nbytes, self._too_large)
             return None
-        self._first = block.address if self._first is None else min(self._first, block.address)
         piece = self._pieces[block.address] = _Piece(block, stream, in_graph)
         if not in_graph:
             piece.before = frozenset(self._behind)
@@ -465,18 +465,18 @@ class CudaHeap(Heap):
         if self._in_use + sum(sizes) > self._group.alloc_bytes:
             return []
         holes = self._holes()
-        if not _fit(holes, sizes):
+        if not _fit(holes, sizes, self._small):
             return []
         for share in (32, 64, 128, 256):
             more = [nbytes + nbytes // share // 256 * 256 for nbytes in sizes]
-            if _fit(holes, more):
+            if _fit(holes, more, self._small):
                 return more
         return sizes
 
     def _holes(self) -> List[int]:
         """The bytes of the holes that there would be without the free pieces, by address."""
         free = {entry[-1].address for entry in self._free}
-        at = first = self._first or 0
+        at = first = self._first
         holes = []
         for address in sorted(self._pieces.keys() - free):
             holes.append(address - at)
@@ -502,15 +502,15 @@ class CudaHeap(Heap):
             if any(piece.once for piece in self._pieces.values()):
                 return None  # one at a time
             leases = self._take([form], stream) or self._make_room([form], stream)
-            address = leases[0].piece.address if leases else None
+            address = leases[0].piece.address if leases else self._first
             for lease in leases:
                 lease.piece.once = True
             if not leases:
-                leases, address = self._take_all(stream), self._first
+                leases = self._take_all(stream)
             for lease in leases:
                 if not lease.piece.in_graph:
                     lease.use_on(stream, self._device)
-        return form.tensors(form.exports(address, self._where), leases)[0] if leases and address is not None else None
+        return form.tensors(form.exports(address, self._where), leases)[0] if leases else None
 
     def _take_all(self, stream: int) -> List[_Lease]:
         """The whole heap; nothing if a piece is in use."""

@@ -173,8 +173,9 @@ class Group(HandleOwner, HeapOwner):
         self.device = self.info.device
         self.device_index = struct.device_index
         self.alloc_bytes = memory(1, num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, ranks_per_node=1,
-                                  alloc_bytes=struct.alloc_bytes)["alloc_bytes"]  # of the heap, for alloc()
+                                  alloc_bytes=struct.alloc_bytes)["alloc_bytes"]
         _living[id(self)] = self
+        self._find_heap()
 
     def _check_collective(self, call: Callable[[], int], undo: Callable[[], None] = lambda: None) -> None:
         status, message = (self._bootstrap.run(call), "") if self._bootstrap is not None else _interruptible(call, undo)

@@ -52,10 +52,20 @@ class Block:
 class HeapOwner(StreamOwner):
     """The part of a group that owns heap memory."""
 
+    alloc_bytes: int  # of the heap, for alloc()
+    alloc_address: int  # where these begin
+
     def __init__(self) -> None:
         super().__init__()
         # Addresses of blocks. A block may be released on any thread, so every operation on this set must be atomic.
         self._blocks: Set[int] = set()
+
+    def _find_heap(self) -> None:
+        """Sets `alloc_address`, where the memory of alloc() begins. Before there is a block."""
+        out = ctypes.c_void_p()
+        check(self._lib.epx_alloc(self.address, self.alloc_bytes, ctypes.byref(out)))
+        self.alloc_address = out.value or 0
+        check(self._lib.epx_free(self.address, out))
 
     def alloc(self, nbytes: int) -> Block:
         """Allocates memory that every rank of the node can access. Tensors there are exchanged without a copy.

@@ -142,6 +142,16 @@ class Heap(PlayedHeap):
         self.assertTrue(self.inside(larger))
         self.assertEqual(story, ["the host waits for current"])
 
+    def test_tables_leave_room_for_results_of_any_size(self) -> None:
+        """Handles keep tables of results that are gone, which were of another size."""
+        tables: List[torch.Tensor] = []
+        for i in range(8):
+            rows, table = self.heap.empty((20000 + 100 * i,), torch.uint8), self.heap.empty((500,), torch.uint8)
+            self.assertTrue(self.heap.holds(rows) and self.heap.holds(table))
+            tables.append(table)
+            del rows
+        self.assertTrue(self.heap.holds(self.heap.empty((60000,), torch.uint8)))
+
     def test_interrupted_while_room_is_made(self) -> None:
         """Nothing is freed that work may still use."""
         with on_stream(side):
@@ -358,7 +368,7 @@ class Heap(PlayedHeap):
     def test_memory_behind_scratch_of_two_streams(self) -> None:
         """What is left of the first waits for the stream of the first, too."""
         first = self.heap.export(20000)
-        kept = self.heap.empty((600,), torch.uint8)
+        kept = self.heap.empty((2000,), torch.uint8)
         with on_stream(side):
             place = first.data_ptr() if first is not None else 0
             del first

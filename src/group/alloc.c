@@ -7,16 +7,19 @@
 #include "util/status.h"
 
 #define ALIGN 256u
+#define SMALL_SHARE 64 /* of the whole: blocks of at most so much lie at the end */
 
 struct heap_block {
     uint64_t begin, end; /* offsets in the heap */
     struct heap_block *next;
 };
 
-/* The offset of a hole of `bytes`, or 0; *link is where its block is inserted, *largest the largest hole seen. */
+/* Where a block of `bytes` goes, or 0: where the first hole that has room begins; a small block where the last one
+ * ends. *link is where it is inserted, *largest the largest hole seen. */
 static uint64_t find_hole(struct epx_group *group, uint64_t bytes, struct heap_block ***link, uint64_t *largest)
 {
-    uint64_t at = (group->plan.alloc + ALIGN - 1) / ALIGN * ALIGN;
+    const int small = bytes <= (group->plan.total - group->plan.alloc) / SMALL_SHARE;
+    uint64_t at = (group->plan.alloc + ALIGN - 1) / ALIGN * ALIGN, found = 0;
     struct heap_block **where = &group->blocks;
 
     *largest = 0;
@@ -26,10 +29,10 @@ static uint64_t find_hole(struct epx_group *group, uint64_t bytes, struct heap_b
             *largest = end - at;
         if (end >= at && end - at >= bytes) {
             *link = where;
-            return at;
+            found = small ? (end - bytes) / ALIGN * ALIGN : at;
         }
-        if (!*where)
-            return 0;
+        if (!*where || (found && !small))
+            return found;
         at = ((*where)->end + ALIGN - 1) / ALIGN * ALIGN;
     }
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the heap that epx_alloc serves from: first fit over a sorted list of used blocks. */
+/*
+ * The part of the heap that epx_alloc serves from: first fit over a sorted list of used blocks, from the beginning;
+ * small blocks from the end, where those that live long do not divide the room of large ones.
+ */
 #ifndef EPX_GROUP_ALLOC_H
 #define EPX_GROUP_ALLOC_H
 

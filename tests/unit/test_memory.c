@@ -216,6 +216,35 @@ static void allocations_do_not_overlap_and_come_back(void **state)
     assert_int_equal(fixture_run(2, NULL, check_alloc, NULL), 0);
 }
 
+/* What lives on, as a table that belongs to rows which are gone, takes no room from rows of another size. */
+static int check_small_blocks(struct fixture *s)
+{
+    const size_t whole = 1 << 20, each = whole / 64;
+    void *rows, *more, *tables[8];
+
+    for (int i = 0; i < 8; i++) {
+        if (epx_alloc(s->group, whole / 2, &rows) != EPX_OK || epx_alloc(s->group, each, &tables[i]) != EPX_OK ||
+            epx_alloc(s->group, 300, &more) != EPX_OK)
+            return fixture_fail(s, "epx_alloc of a half, of a small block, and of 300 bytes");
+        if (epx_free(s->group, rows) != EPX_OK || epx_free(s->group, more) != EPX_OK)
+            return fixture_fail(s, "epx_free");
+        if (epx_alloc(s->group, whole - (size_t)(i + 1) * each, &rows) != EPX_OK || epx_free(s->group, rows) != EPX_OK)
+            return fixture_fail(s, "epx_alloc of what small blocks leave");
+    }
+    if (epx_free(s->group, tables[3]) != EPX_OK || epx_alloc(s->group, each, &more) != EPX_OK || more != tables[3])
+        return fixture_fail(s, "epx_alloc of a small block where there was one");
+    return 0;
+}
+
+static void small_blocks_do_not_divide_the_rest(void **state)
+{
+    epx_group_config config = fixture_config(20000);
+
+    (void)state;
+    config.alloc_bytes = 1 << 20;
+    assert_int_equal(fixture_run(1, &config, check_small_blocks, NULL), 0);
+}
+
 UNIT_TESTS(the_parts_add_up, high_throughput_keeps_to_its_factor, low_latency_keeps_to_its_factor, control_is_small,
            a_bound_on_rows_saves_memory, resident_memory_is_not_above_what_was_announced,
-           allocations_do_not_overlap_and_come_back)
+           allocations_do_not_overlap_and_come_back, small_blocks_do_not_divide_the_rest)
