@@ -161,7 +161,8 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
     topk = how.topk_idx.shape[1]
     request.check_weights(topk)
     pool = engine.elastic_pool(request.device, how.num_experts, how.max_tokens,
-                               request.hidden_bytes(engine.settings.hidden > 0), topk)
+                               request.hidden_bytes(engine.settings.hidden > 0), topk,
+                               how.alignment if request.expand else 0)
     launch = begin(pool.group)
     with queueing(launch) as used:
         with launch.context():

@@ -22,6 +22,7 @@ _ROW_BYTES = 40 << 20  # for rows in torch's memory, where results take all of n
 _SMALL_BYTES = 4 << 20  # small results, and what alignment takes
 _MOST_SPARE = 19 << 20  # with those, for rows of expanded dispatches, and for handles beside the heap
 _HANDLE_BYTES = 8 * 7 * 4  # per token and expert: tables of int32 of the first handles, with expansion and without
+_MOST_EXPANDED = 2.25  # times the rows of all tokens of all ranks: for more rows of expanded dispatches no heap is made
 _NO_LIMIT = 2**31 - 1  # of a handle that drops rows: each update says how many this rank takes
 _DEFAULT_TOPK = 8
 _DEFAULT_TIMEOUT_S = 100  # DeepEP's and EPX's: EPX_TIMEOUT_MS counts where the caller leaves it
@@ -52,6 +53,19 @@ class ElasticSettings(Settings):
             if results > memory["alloc_bytes"]:
                 memory = {"ht_node_bytes": min(memory["ht_node_bytes"], _ROW_BYTES), "alloc_bytes": results}
         return memory
+
+    @staticmethod
+    def with_expanded(memory: Dict[str, int], given: int, nranks: int, nnodes: int, config: Dict[str, Any],
+                      rows: int) -> Dict[str, int]:
+        """The same with room for so many rows of an expanded dispatch, and a few more, on one node of GPUs. Where there
+        are more of them than tokens of all ranks, num_bytes does not have them: other libraries return them in torch's
+        memory. Buffers with less than those tokens need are left as they are."""
+        row = config["max_hidden_bytes"] + config["max_topk"] * _BYTES_PER_ENTRY
+        tokens = nranks * config["max_tokens_per_rank"]
+        if not memory or nnodes > 1 or given < tokens * row or rows > _MOST_EXPANDED * tokens \
+                or (rows + rows // 64) * row <= memory["alloc_bytes"] - _SMALL_BYTES // 2:
+            return memory
+        return dict(memory, alloc_bytes=max(memory["alloc_bytes"], (rows + rows // 24) * row + 2 * _SMALL_BYTES))
 
 
 class ElasticPool(Pool):
@@ -117,8 +131,9 @@ class ElasticEngine(Engine):
         self.store = self._meeting.store  # of torch.distributed, if all ranks have the same one
 
     def elastic_pool(self, device: torch.device, num_experts: int, max_tokens: int, hidden_bytes: int,
-                     topk: int) -> ElasticPool:
-        """The pool for a dispatch of these sizes. It is created if needed, which is collective."""
+                     topk: int, alignment: int = 0) -> ElasticPool:
+        """The pool for a dispatch of these sizes. It is created if needed, which is collective. `alignment`: of a
+        dispatch with expansion, for whose rows there is room if it is the one that the pool is created for; else 0."""
         pool = self._high.get((device, num_experts))
         if pool is None or max_tokens > pool.max_tokens or not pool.fits(topk, hidden_bytes):
             self._meet("Dispatch CPU wait", "num_cpu_timeout_secs", self.settings.cpu_timeout_s,
@@ -130,7 +145,9 @@ class ElasticEngine(Engine):
             given = self.settings
             pool = self._make_elastic(
                 device, num_experts, max(max_tokens, given.elastic_tokens, had[0]),
-                max(hidden_bytes, 2 * given.hidden, had[1]), max(topk, given.topk or _DEFAULT_TOPK, had[2]))
+                max(hidden_bytes, 2 * given.hidden, had[1]), max(topk, given.topk or _DEFAULT_TOPK, had[2]),
+                max(max_tokens, given.elastic_tokens, had[0]) * topk + self.local_experts(num_experts) * alignment // 2
+                if alignment else 0)
             self._high[(device, num_experts)] = pool
         assert isinstance(pool, ElasticPool)
         return pool
@@ -142,13 +159,14 @@ class ElasticEngine(Engine):
             self._meeting.wait(what, limit, timeout_s, why)
 
     def _make_elastic(self, device: torch.device, num_experts: int, max_tokens: int, hidden_bytes: int,
-                      topk: int) -> ElasticPool:
+                      topk: int, expanded_rows: int) -> ElasticPool:
         config = dict(
             modes=epx.Mode.HIGH_THROUGHPUT, num_experts=num_experts, max_tokens_per_rank=max_tokens,
             max_hidden_bytes=hidden_bytes, max_topk=topk,
             layouts=(1 << epx.Layout.FLAT) | (1 << epx.Layout.EXPERT_MAJOR))
-        config.update(self.settings.high_throughput_memory(
-            device, self.settings.num_nvl_bytes, self.nranks, self.nnodes, config))
+        given = self.settings.num_nvl_bytes
+        memory = self.settings.high_throughput_memory(device, given, self.nranks, self.nnodes, config)
+        config.update(self.settings.with_expanded(memory, given, self.nranks, self.nnodes, config, expanded_rows))
         group = self._group(device, timeout_ms=self.settings.timeout_ms, **config)
         return ElasticPool(group, device, max_tokens, topk, hidden_bytes)
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of the memory of an ElasticBuffer."""
 
+import collections
 import os
 import random
 import unittest
-from typing import Dict, Tuple
+from typing import Callable, Deque, Dict, Tuple
 from unittest import mock
 
 import epx
@@ -52,11 +53,9 @@ class ElasticMemory(Played):
             handles = 8 * 7 * 4 * tokens * topk
             self.assertLess(whole + handles, given + (60 << 20))  # and what CUDA rounds up
 
-    @mock.patch.dict(os.environ)
-    def test_expanded_rows_of_random_routings_fit(self) -> None:
-        """As many as there are tokens, and a few more or fewer: nearly all dispatches are queued early, all results
-        are in the heap, and the host hardly ever waits for the GPU."""
-        memory = self.memory(8, 4096, 7168, 8, False)[1]
+    def all_inside(self, memory: Dict[str, int], handles: int, rows: Callable[[random.Random, int], int]) -> None:
+        """Expanded dispatches with rows(rng, spread) of 21500 tokens beside so many earlier handles: nearly all are
+        queued early, all results are in the heap, and the host hardly ever waits for the GPU."""
         with mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
             group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, modes=epx.Mode.LOW_LATENCY,
                               alloc_bytes=memory["alloc_bytes"])
@@ -65,22 +64,50 @@ class ElasticMemory(Played):
         self.addCleanup(pool.heap.close)
         plan = DispatchPlan(pool, Kind(True, 7168, torch.bfloat16, 8, torch.int64, None, True, True), 8)
         rng, early, inside = random.Random(1), 0, 0
-        for spread in (300, 0):
+        kept: Deque[torch.Tensor] = collections.deque(maxlen=handles)  # tables of handles
+        for spread in (1, 0):
             for _ in range(400):
-                rows = round(rng.gauss(32768, spread))
+                count = rows(rng, spread)
                 guess = plan.guess(1 << 20)
-                plan._guess.learn(rows)
-                if guess is not None and guess[0] >= rows:
+                plan._guess.learn(count)
+                if guess is not None and guess[0] >= count:
                     early += 1
-                    result = plan.result(rows, rows, guess[1])
+                    result = plan.result(count, 21500, guess[1])
                 else:
                     del guess
-                    result = Result(plan._kind, rows, plan._reserve(rows, rows))
+                    result = Result(plan._kind, count, plan._reserve(count, 21500))
                 inside += pool.heap.holds(result.x) and pool.heap.holds(result.source_map)
+                kept.append(result.source_map)
                 guess = result = None
-        self.assertEqual(inside, 800)
+        self.assertEqual(inside, 800, (early, story))
         self.assertGreater(early, 790)
         self.assertLess(len(story), 8, story)
+
+    @mock.patch.dict(os.environ)
+    def test_expanded_rows_of_random_routings_fit(self) -> None:
+        """As many as there are tokens, and a few more or fewer."""
+        self.all_inside(self.memory(8, 4096, 7168, 8, False)[1], 0,
+                        lambda rng, spread: round(rng.gauss(32768, 300 * spread)))
+
+    @mock.patch.dict(os.environ)
+    def test_expanded_rows_with_padding_fit(self) -> None:
+        """Where a group is made for them: as many and the padding of 128, or twice as many as there are tokens."""
+        for ranks, local in ((8, 32), (4, 64)):
+            given, memory = self.memory(ranks, 4096, 7168, 8, False)
+            config = dict(max_hidden_bytes=2 * 7168, max_topk=8, max_tokens_per_rank=4096)
+            rows = 4096 * 8 + local * 64
+            larger = ElasticSettings.with_expanded(memory, given, ranks, 1, config, rows)
+            self.assertEqual(larger["ht_node_bytes"], memory["ht_node_bytes"])
+            self.assertLess(sum(larger.values()), max(given, rows * 14432) + (72 << 20))
+            self.all_inside(larger, 4, lambda rng, spread, local=local: sum(
+                -(-round(rng.gauss(32768 / local, (32768 / local) ** 0.5 * spread)) // 128) * 128
+                for _ in range(local)))
+            # Not for other callers, nodes, devices, smaller buffers, nor many times as many rows.
+            self.assertEqual(ElasticSettings.with_expanded(memory, given, ranks, 1, config, 0), memory)
+            self.assertEqual(ElasticSettings.with_expanded(memory, given, ranks, 2, config, rows), memory)
+            self.assertEqual(ElasticSettings.with_expanded(memory, given // 2, ranks, 1, config, rows), memory)
+            self.assertEqual(ElasticSettings.with_expanded(memory, given, ranks, 1, config, 1 << 20), memory)
+            self.assertEqual(ElasticSettings.with_expanded({}, given, ranks, 1, config, rows), {})
 
 
 if __name__ == "__main__":

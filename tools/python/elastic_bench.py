@@ -68,6 +68,8 @@ class Bench:
         self.old = deep_ep.Buffer(group, 1 << 30, 0, explicitly_destroy=True)
         self.new = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=args.tokens, hidden=args.hidden,
                                          num_topk=args.topk, explicitly_destroy=True)
+        self.aligned = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=args.tokens, hidden=args.hidden,
+                                             num_topk=args.topk, explicitly_destroy=True)
         # As large as V2's, for results that are held: a larger one has room for more of them.
         self.old_small = deep_ep.Buffer(group, self.new.num_bytes, 0, explicitly_destroy=True)
 
@@ -91,9 +93,16 @@ class Bench:
             is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=self.weights,
             num_worst_tokens=worst)
 
-    def new_dispatch(self, idx: torch.Tensor, weights: torch.Tensor, **options: Any) -> Any:
+    def new_dispatch(self, idx: torch.Tensor, weights: torch.Tensor, fp8: bool = False, **options: Any) -> Any:
         """V2."""
-        return self.new.dispatch(self.x, idx, weights, num_experts=self.args.experts, **options)
+        return self.new.dispatch(self.x_fp8 if fp8 else self.x, idx, weights, num_experts=self.args.experts, **options)
+
+    def aligned_dispatch(self, fp8: bool = False) -> Any:
+        """V2 as for grouped products of matrices: zones of whole blocks, scales column by column. This buffer has no
+        other calls."""
+        return self.aligned.dispatch(
+            self.x_fp8 if fp8 else self.x, self.idx, self.weights, num_experts=self.args.experts, do_expand=True,
+            expert_alignment=128, use_tma_aligned_col_major_sf=fp8)
 
     def phases(self) -> List[Callable[[], Dict[str, Callable[[], Any]]]]:
         """What is measured. Results that a phase keeps are released before the next: heaps are of limited size."""
@@ -110,10 +119,18 @@ class Bench:
         }
 
     def _fp8(self) -> Dict[str, Callable[[], Any]]:
-        return {"V1 layout + dispatch, FP8": lambda: self.old_dispatch(self.idx, fp8=True)}
+        return {
+            "V1 layout + dispatch, FP8": lambda: self.old_dispatch(self.idx, fp8=True),
+            "V2 dispatch, FP8": lambda: self.new_dispatch(self.idx, self.weights, fp8=True),
+            "V2 dispatch, FP8, expanded": lambda: self.new_dispatch(self.idx, self.weights, fp8=True, do_expand=True),
+            "V2 dispatch, FP8, expanded, aligned": lambda: self.aligned_dispatch(fp8=True),
+        }
 
     def _expanded(self) -> Dict[str, Callable[[], Any]]:
-        return {"V2 dispatch, expanded": lambda: self.new_dispatch(self.idx, self.weights, do_expand=True)}
+        return {
+            "V2 dispatch, expanded": lambda: self.new_dispatch(self.idx, self.weights, do_expand=True),
+            "V2 dispatch, expanded, aligned": self.aligned_dispatch,
+        }
 
     def _combines(self) -> Dict[str, Callable[[], Any]]:
         idx = self.idx
@@ -168,8 +185,12 @@ class Bench:
         }
 
     def _held_fp8(self) -> Dict[str, Callable[[], Any]]:
-        return {"V1 layout + dispatch, FP8" + self.held_name: self._holding(
-            lambda: self.old_dispatch(self.idx, fp8=True, held=True))}
+        return {
+            "V1 layout + dispatch, FP8" + self.held_name: self._holding(
+                lambda: self.old_dispatch(self.idx, fp8=True, held=True)),
+            "V2 dispatch, FP8" + self.held_name: self._holding(
+                lambda: self.new_dispatch(self.idx, self.weights, fp8=True)),
+        }
 
     def _held_expanded(self) -> Dict[str, Callable[[], Any]]:
         return {"V2 dispatch, expanded" + self.held_name: self._holding(
@@ -228,6 +249,7 @@ def main() -> None:
     bench.old.destroy()
     bench.old_small.destroy()
     bench.new.destroy()
+    bench.aligned.destroy()
     dist.barrier()
     os._exit(0)  # as in python/tests/suite.py
 
