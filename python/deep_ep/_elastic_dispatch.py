@@ -70,11 +70,12 @@ class Request:
 
     def kind(self, topk: int, idx_dtype: torch.dtype, mapped: bool) -> Kind:
         """What the plan depends on."""
-        scales = None
+        scales, turned = None, False
         if self.scales is not None:
-            scales = (self.scales.shape[1], self.scales.dtype, self.tma_scales)
+            turned = self.tma_scales and self.device.type == "cuda"
+            scales = (self.scales.shape[1], self.scales.dtype, self.tma_scales and not turned)
         return Kind(self.expand, self.x.shape[1], self.x.dtype, topk, idx_dtype, scales, self.weights is not None,
-                    mapped)
+                    mapped, turned)
 
 
 def _tokens(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:

@@ -33,9 +33,10 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     topk: int
     idx_dtype: torch.dtype
-    scales: Optional[Tuple[int, torch.dtype, bool]]  # columns, dtype, column-major in the result
+    scales: Optional[Tuple[int, torch.dtype, bool]]  # columns, dtype, column-major
     weighted: bool
     mapped: bool  # with a source map
+    turned: bool = False  # scales are column-major in the result alone, by a copy
 
 
 def _memory(pool: ElasticPool, form: Form) -> Made:
@@ -73,6 +74,14 @@ class Memories(NamedTuple):
             self.source_map.cut(lines)
 
 
+def _by_columns(scales: torch.Tensor) -> torch.Tensor:
+    """A column-major copy, behind the dispatch on its stream. Words that ranks write for each other lie row by row:
+    in columns each would be alone in its sector, and their places depend on rows that are not known early."""
+    rows, columns = scales.shape
+    turned = torch.empty_strided((rows, columns), (1, -(-rows // 4) * 4), dtype=scales.dtype, device=scales.device)
+    return turned.copy_(scales)
+
+
 class Result:
     """What a dispatch returns, but for the handle."""
 
@@ -81,7 +90,8 @@ class Result:
         self.x = parts[0] if parts[0].dtype is kind.dtype else parts[0].view(kind.dtype)
         self.scales: Optional[torch.Tensor] = None
         if kind.scales is not None:
-            made = parts[1] if parts[1].dtype is kind.scales[1] else parts[1].view(kind.scales[1])
+            made = _by_columns(parts[1]) if kind.turned else parts[1]
+            made = made if made.dtype is kind.scales[1] else made.view(kind.scales[1])
             # As strides, because torch gives a tensor without rows others than (1, 0). No view, as in Ordinary.cut().
             self.scales = made.as_strided((rows, made.shape[0]), (1, made.shape[1])).data if kind.scales[2] else made
         small = memories.small.tensors() if memories.small is not None else []
@@ -145,10 +155,8 @@ class DispatchPlan:
 
     def guess(self, limit: int) -> Optional[Tuple[int, Memories]]:
         """(a number of rows that the next dispatch will hardly exceed, memory for them); None where a dispatch cannot
-        be queued before its rows are known. Scales that lie column by column have places that depend on the rows.
-        `limit`: more than so many there cannot be."""
-        column_major = self._kind.scales is not None and self._kind.scales[2]
-        if column_major or not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
+        be queued before its rows are known. `limit`: more than so many there cannot be."""
+        if not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
             return None
         # A token takes a line of the source map, and at least one row.
         return self._guess.reserve(limit, lambda rows, evict: self._try_reserve(rows, rows, evict), self._ordinary)

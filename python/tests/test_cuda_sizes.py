@@ -109,6 +109,37 @@ class ElasticMemory(Played):
             self.assertEqual(ElasticSettings.with_expanded(memory, given, ranks, 1, config, 1 << 20), memory)
             self.assertEqual(ElasticSettings.with_expanded({}, given, ranks, 1, config, rows), {})
 
+    def test_scales_that_are_turned(self) -> None:
+        """Row by row where ranks write them, column by column in the result, and queued before rows are known."""
+        with mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
+            group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, modes=epx.Mode.LOW_LATENCY,
+                              alloc_bytes=1 << 20)
+        self.addCleanup(group.destroy)
+        pool = mock.Mock(group=group, device=torch.device("cpu"), heap=CudaHeap(group, torch.device("cpu")))
+        self.addCleanup(pool.heap.close)
+        for dtype, seen in ((torch.float32, torch.float32), (torch.int32, torch.int32), (torch.uint32, torch.int32)):
+            for rows in (7, 8, 1, 0):
+                kind = Kind(True, 256, torch.float8_e4m3fn, 8, torch.int64, (2, dtype, False), True, True, True)
+                plan = DispatchPlan(pool, kind, 8)
+                memories = plan._reserve(rows, rows)
+                words = torch.arange(rows * 2, dtype=torch.int32).view(rows, 2)
+                memories.large.tensors()[1].view(torch.int32).copy_(words)
+                result = Result(kind, rows, memories)
+                assert result.scales is not None
+                self.assertEqual(result.scales.dtype, dtype)
+                self.assertEqual(result.scales.stride(), (1, (rows + 3) // 4 * 4))
+                self.assertTrue(torch.equal(result.scales.view(seen).view(torch.int32), words))
+                if rows > 1:
+                    plan._guess.learn(rows)
+                    guess = plan.guess(100)
+                    assert guess is not None and guess[0] >= rows
+                    guess[1].large.tensors()[1].view(torch.int32)[:rows].copy_(words)
+                    early = plan.result(rows, rows, guess[1])
+                    assert early.scales is not None
+                    self.assertEqual((early.scales.shape, early.scales.stride()),
+                                     (result.scales.shape, result.scales.stride()))
+                    self.assertTrue(torch.equal(early.scales.view(torch.int32), words))
+
 
 if __name__ == "__main__":
     unittest.main()
