@@ -184,12 +184,12 @@ KFN int hc_place(const struct ht_combine_params *p, const int32_t *ids, int d, i
 
 #define HC_NO_ROW INT32_MIN
 
-/* Entry by entry of a token: the row in this node, or HC_NO_ROW; the rank of its expert, or -1. */
+/* Entry by entry of a token, or of several: the row in this node, or HC_NO_ROW; the rank of its expert, or -1. */
 KFN void hc_gather_ranks(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
-                         const int32_t *ids, const int32_t *pos, struct pair_set *ranks)
+                         const int32_t *ids, const int32_t *pos, int entries, struct pair_set *ranks)
 {
     pair_set_begin(ranks);
-    AG_EACH(ag, int, k, p->h->state->topk)
+    AG_EACH(ag, int, k, entries)
     {
         int d = -1;
         const struct hc_desc *desc = hc_row_desc(p->g, descs, ids, pos, k, &d);
@@ -207,7 +207,7 @@ KFN_STEP int hc_holders_last(struct agent *ag, const struct ht_combine_params *p
     struct pair_set ranks; /* of the entries of a rank one has the row */
     int n = 0;
 
-    hc_gather_ranks(ag, p, descs, ids, pos, &ranks);
+    hc_gather_ranks(ag, p, descs, ids, pos, K, &ranks);
     pair_set_begin(holders);
     AG_ROUNDS(ag, int, k, K)
     {
@@ -239,7 +239,7 @@ KFN_STEP int hc_holders_placed(struct agent *ag, const struct ht_combine_params 
     int64_t last_rows = 0;
     int n = 0;
 
-    hc_gather_ranks(ag, p, descs, ids, pos, &ranks);
+    hc_gather_ranks(ag, p, descs, ids, pos, K, &ranks);
     pair_set_begin(&keys);
     pair_set_begin(holders);
     /* The place of an entry is hc_place(): the lanes look at each other's ranks rather than at memory. */

@@ -132,6 +132,41 @@ KFN_STEP void hc_node_weights(struct agent *ag, const struct ht_combine_params *
     }
 }
 
+/* SUM_TOPK_ORDER: what item i gets, from the rank of its expert alone. FLAT: one of that rank's entries has its row. */
+KFN float hc_item_owner_weight(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                               const int32_t *ids, int i, int items, const struct pair_set *ranks)
+{
+    const int K = p->h->state->topk, at = i < items ? i : 0, k = at % K, base = at - k;
+    const struct int_pair mine = pair_set_get(ag, ranks, at);
+    struct int_pair holder = {mine.b, mine.a};
+
+    for (int j = 0; j < K && p->layout == LAYOUT_FLAT; j++) {
+        const struct int_pair other = pair_set_get(ag, ranks, base + j);
+        holder.b = holder.b == HC_NO_ROW && other.b == mine.b ? other.a : holder.b;
+    }
+    return i < items && holder.a >= 0 && holder.b != HC_NO_ROW ? hc_row_weight(p, descs, ids + base, k, holder) : 0.0f;
+}
+
+/* As hc_node_weights(), of SUM_TOPK_ORDER. */
+KFN_STEP void hc_owner_weights(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                               int first, int end)
+{
+    const int K = p->h->state->topk, each = HC_WEIGHTS / K;
+
+    for (int64_t t = first + (int64_t)ag_index(ag) * each; t < end; t += (int64_t)ag_count(ag) * each) {
+        const int items = (t + each < end ? each : end - (int)t) * K;
+        const int32_t *ids = p->h->ids + t * K;
+        struct pair_set ranks;
+        hc_gather_ranks(ag, p, descs, ids, p->h->pos + t * K, items, &ranks);
+        AG_ROUNDS(ag, int, i, items)
+        {
+            const float weight = hc_item_owner_weight(ag, p, descs, ids, i, items, &ranks);
+            if (i < items)
+                p->out_weights[t * K + i] = weight;
+        }
+    }
+}
+
 /* The weights of tokens [first, end) of round r, each by one lane: beside the sums they would cost registers, and most
  * lanes would look on. */
 KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r,
@@ -139,16 +174,18 @@ KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params
 {
     const int K = p->h->state->topk;
 
-    if (p->g->nnodes == 1 && !(p->sum & SUM_TOPK_ORDER)) {
+    if (p->g->nnodes == 1 && p->sum & SUM_TOPK_ORDER) {
+        hc_owner_weights(ag, p, descs, first, end);
+        return;
+    }
+    if (p->g->nnodes == 1) {
         hc_node_weights(ag, p, descs, first, end);
         return;
     }
     AG_EACH_ALL(ag, int64_t, i, (int64_t)(end - first) * K)
     {
         const int64_t t = first + i / K, k = i % K;
-        p->out_weights[t * K + k] = p->g->nnodes == 1
-                                        ? hc_weight(p, descs, p->h->ids + t * K, p->h->pos + t * K, (int)k)
-                                        : hc_token_weight(p, descs, r, t, (int)k);
+        p->out_weights[t * K + k] = hc_token_weight(p, descs, r, t, (int)k);
     }
 }
 
