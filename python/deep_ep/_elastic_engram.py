@@ -16,7 +16,7 @@ from ._elastic_engine import ElasticEngine
 from ._elastic_meeting import compare
 from ._elastic_move import Mover, current_stream
 from ._elastic_sizes import up
-from ._streams import Origin
+from ._streams import Origin, refuse_capture
 
 _REQUEST_BYTES = 16
 _SLICE_TOKENS, _LEAST_SLICE = 1 << 18, 1 << 12
@@ -85,6 +85,7 @@ class Engram:
 
     def fetch(self, indices: Any, tma_scales: bool) -> Callable[[], Tuple[torch.Tensor, Optional[torch.Tensor]]]:
         """Queues a fetch; the result of the returned function has the rows."""
+        refuse_capture(self._device, "fetch", "call it outside")
         if not isinstance(indices, torch.Tensor) or indices.dtype is not torch.int32 or indices.dim() != 2 \
                 or not indices.is_contiguous() or indices.device != self._device:
             raise wrong("indices", "contiguous int32 [tokens, n] on %s" % self._device, describe(indices))

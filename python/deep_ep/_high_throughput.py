@@ -14,7 +14,7 @@ from ._fresh import FreshDispatch, fresh_plan
 from ._layout import NVL_PEERS, in_nodes, nodes_on, receive_field, send_fields, source_meta
 from ._memory import Made
 from ._routing import Handle, HighThroughputRouting, attach, find
-from ._streams import CudaLaunch, HostLaunch, Origin, hinted, queueing
+from ._streams import CudaLaunch, HostLaunch, Origin, hinted, queueing, refuse_capture
 
 Launch = Union[HostLaunch, CudaLaunch]
 _PAYLOADS = (torch.bfloat16, torch.float16, torch.float32)
@@ -60,6 +60,8 @@ class DispatchRequest:
 def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels: int,
              counts_as_tensor: bool) -> Tuple[Any, ...]:
     """A dispatch with a new routing: exchanges counts, then rows. Returns the result of Buffer.dispatch()."""
+    if not request.worst:
+        refuse_capture(request.device, "dispatch", "give num_worst_tokens")
     if counts_as_tensor and request.topk_idx is None:
         raise wrong("topk_idx", "a tensor where num_recv_tokens_per_expert_as_cuda is given", "None")
     tokens = request.tokens

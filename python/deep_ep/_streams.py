@@ -16,7 +16,7 @@ import epx
 import torch
 from epx.errors import make_error
 
-from ._checks import wrong
+from ._checks import refused, wrong
 from ._eager import eager
 from ._memory import use_on
 from .utils import EventHandle, EventOverlap
@@ -55,6 +55,13 @@ def _is_masked(group: epx.Group, error: Any) -> bool:
 def capture_of(device: torch.device) -> Callable[[], bool]:
     """A function that returns True while the current stream of the device is captured into a graph."""
     return (lambda: False) if device.type == "cpu" else torch._C._cuda_isCurrentStreamCapturing
+
+
+def refuse_capture(device: torch.device, call: str, instead: str) -> None:
+    """For a call that waits on the host for what only a replay would send, before anything is queued."""
+    if capture_of(device)():
+        raise refused("%s: expected no capture, for the host waits for what other ranks send, got a current stream "
+                      "that is captured into a graph: %s" % (call, instead))
 
 
 def current_address(device: torch.device) -> int:

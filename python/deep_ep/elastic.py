@@ -26,6 +26,7 @@ from ._elastic_move import Barriers, default_device
 from ._elastic_pipeline import Pipeline
 from ._elastic_streams import comm_stream, launcher
 from ._domains import get_logical_domain_size, get_physical_domain_size
+from ._streams import refuse_capture
 from .buffer import Runtime
 from .utils import EventHandle, EventOverlap
 from .utils.envs import check_fast_rdma_atomic_support, check_torch_deterministic, get_nvlink_gbs, get_rdma_gbs
@@ -304,6 +305,8 @@ class ElasticBuffer:
         tokens = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
         how = operations.routed(engine, request, topk_idx, cumulative_local_expert_recv_stats, num_experts, tokens,
                                 expert_alignment, do_cpu_sync, do_handle_copy)
+        if how.cpu_sync:
+            refuse_capture(request.device, "dispatch", "give do_cpu_sync=False")
         topk = min(how.topk_idx.shape[1], how.num_experts)  # more entries than experts: the others are -1
         used = num_sms or self.get_theoretical_num_sms(how.num_experts, topk)
         return operations.dispatch(engine, begin, request, how, self._domains, used,  # type: ignore[return-value]

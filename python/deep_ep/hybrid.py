@@ -19,7 +19,7 @@ from ._eager import eager_class
 from ._elastic_handle import EPHandle
 from ._elastic_streams import launcher
 from ._hybrid_handle import HybridEPHandle, Routing, make_handle, padded_counts, routing_of
-from ._streams import Origin, hinted
+from ._streams import Origin, hinted, refuse_capture
 from .elastic import ElasticBuffer
 
 _MOST_TOPK = 32
@@ -236,6 +236,8 @@ class HybridEPBuffer:
         count = None
         if non_blocking:
             count = checks.positive("num_permuted_tokens", num_permuted_tokens, 0)
+        else:
+            refuse_capture(hidden.device, "dispatch_with_permute", "give num_permuted_tokens, with non_blocking=True")
         slots, most = self._slots(hidden, num_of_tokens_per_rank, not non_blocking)
         idx, weights, experts = self._routing(hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts,
                                               non_blocking)
@@ -325,6 +327,8 @@ class HybridEPBuffer:
             data, scales = rows if isinstance(rows, tuple) else (rows, None)
             return data, self._spread(got, routing.recv_topk_idx, routing.num_experts), scales, handle
         waits = num_dispatched_tokens is None
+        if waits:
+            refuse_capture(hidden.device, "dispatch", "give num_dispatched_tokens")
         count = None if waits else checks.positive("num_dispatched_tokens", num_dispatched_tokens, 0)
         slots, most = self._slots(hidden, num_of_tokens_per_rank, waits)
         idx, weights, experts = self._routing(hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from elastic_reference import Expanded, combined, flat_results, parts, rough, up
 from reference import Work, cast_fp8, same_bits
-from suite import Skipped, World, environment, reads
+from suite import Skipped, World, as_in_a_capture, environment, reads, refused_in_a_capture
 
 MAX = 24  # num_max_tokens_per_rank
 HIDDEN = 128
@@ -591,6 +591,9 @@ def test_refusals(world: World) -> None:
         for rows in (handle.num_recv_tokens - 1, handle.num_recv_tokens + 1):
             _refused(lambda: buffer.combine(world.to(torch.zeros(rows, HIDDEN).bfloat16()), handle), "x")
         _refused(lambda: buffer.get_theoretical_num_sms(8, 2, num_scaleout_topk=1), "num_scaleout_topk")
+        refused_in_a_capture(lambda: send(world, buffer, work), "do_cpu_sync=False")
+        with as_in_a_capture():
+            buffer.dispatch(x, handle=send(world, buffer, work, do_cpu_sync=False)[3])
         if world.rank == 0:
             _refused(lambda: buffer.dispatch(world.to(torch.zeros(MAX + 1, HIDDEN).bfloat16()),
                                              topk_idx=world.to(torch.zeros(MAX + 1, 4, dtype=torch.int64)),

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ranks_elastic import elastic
 from ranks_elastic_parts import BIG, is_refused
 from reference import same_bits
-from suite import World, environment, refused
+from suite import World, environment, refused, refused_in_a_capture
 
 
 def test_engram(world: World) -> None:
@@ -45,6 +45,7 @@ def _check_engram(world: World, nodes: int) -> None:
             count = 0 if world.rank == 1 else tokens
             idx = torch.randint(0, world.nranks * entries, (count, n), generator=rng, dtype=torch.int32)
             whole = torch.cat([t.view(torch.uint8) for t in tables])
+            refused_in_a_capture(lambda: buffer.engram_fetch(world.to(idx)), "call it outside")
             for tma in (False, True):
                 with mock.patch.object(buffer._engine.bootstrap, "allgather", None):  # which has no deadline
                     data, scales = buffer.engram_fetch(world.to(idx), use_tma_aligned_col_major_sf=tma)()

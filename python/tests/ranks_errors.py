@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ranks_high_throughput import exchange, layout
 from ranks_low_latency import check_one
 from reference import Work
-from suite import World, environment
+from suite import World, as_in_a_capture, environment, refused_in_a_capture
 
 _Case = Tuple[Callable[[], Any], str]
 
@@ -81,6 +81,10 @@ def test_high_throughput(world: World) -> None:
         (lambda: buffer.get_dispatch_layout(idx.float(), 8), "topk_idx|int64"),
         (lambda: buffer.get_dispatch_layout(idx, 0), "num_experts|at least 1|0"),
     ])
+    refused_in_a_capture(dispatch, "num_worst_tokens")
+    with as_in_a_capture():
+        dispatch(num_worst_tokens=world.nranks * n)
+        buffer.dispatch(x, handle=handle)
     exchange(world, buffer, work)
 
 

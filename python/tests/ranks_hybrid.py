@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from deep_ep.hybrid_ep_buffer import indices_to_map
 from reference import Work, same_bits
-from suite import World, environment, refused
+from suite import World, as_in_a_capture, environment, refused, refused_in_a_capture
 
 
 def routing_map(work: Work, rank: int) -> torch.Tensor:
@@ -228,6 +228,23 @@ def test_hybrid_errors(world: World) -> None:
     with refused("probs"):
         buffer.combine_with_unpermute(hidden=out[0], probs="x", handle=out[-1])
     assert torch.equal(buffer.combine_with_unpermute(hidden=out[0], handle=out[-1])[0], x)
+
+
+def test_hybrid_in_a_capture(world: World) -> None:
+    """A call that would wait on the host for rows is refused at once, with the argument that makes it not wait."""
+    buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 64, 1)
+    x, route = world.to(torch.ones(2, 128).bfloat16()), dict(
+        topk_idx=world.to(torch.full((2, 1), world.rank)), num_of_experts=world.nranks)
+    for capture in (contextlib.nullcontext, as_in_a_capture):
+        refused_in_a_capture(lambda: buffer.dispatch(x, **route), "num_dispatched_tokens")
+        refused_in_a_capture(lambda: buffer.dispatch_with_permute(hidden=x, **route), "num_permuted_tokens")
+        with capture():
+            rows, _probs, _scales, handle = buffer.dispatch(x, num_dispatched_tokens=2, **route)
+            assert torch.equal(rows, x)
+            assert torch.equal(buffer.dispatch(x, handle=handle)[0], x)
+            out = buffer.dispatch_with_permute(hidden=x, num_permuted_tokens=2, non_blocking=True, **route)
+            assert torch.equal(out[0], x)
+            assert torch.equal(buffer.dispatch_with_permute(hidden=x, handle=out[-1])[0], x)
 
 
 def test_a_refused_call_raises_no_limit(world: World) -> None:

@@ -139,6 +139,24 @@ class World:
 
 
 @contextlib.contextmanager
+def as_in_a_capture() -> Iterator[None]:
+    """Calls that wait on the host find the current stream captured, also of the CPU."""
+    with mock.patch.object(_streams, "capture_of", lambda device: lambda: True):
+        yield
+
+
+def refused_in_a_capture(call: Callable[[], Any], instead: str) -> None:
+    """The call is refused there at once, with a sentence that has `instead`."""
+    with as_in_a_capture():
+        try:
+            call()
+        except epx.UsageError as error:
+            assert "expected no capture" in str(error) and instead in str(error), error
+        else:
+            raise AssertionError("expected an error about " + instead)
+
+
+@contextlib.contextmanager
 def environment(**values: str) -> Iterator[None]:
     """Sets variables for a while."""
     old = {name: os.environ.get(name) for name in values}
