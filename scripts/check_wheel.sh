@@ -60,7 +60,9 @@ pip install --no-deps "$scratch"/deep_ep-*.whl
 import importlib.metadata, deep_ep
 from deep_ep.utils import EventHandle, EventOverlap
 import deep_ep_cpp
+import hybrid_ep_cpp
 assert deep_ep_cpp.EventHandle is EventHandle and "/epx_deep_ep/" in deep_ep_cpp.__file__
+assert "/epx_deep_ep/" in hybrid_ep_cpp.__file__
 assert EventOverlap is deep_ep.EventOverlap and importlib.metadata.version("deep_ep") == deep_ep.__version__'
 
 # An sdist is what git has, and a wheel built from it needs nothing else.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the wheel of deep_ep: scikit-build-core's, and epx_deep_ep.pth beside it.
 
-The packages are installed as epx_deep_ep/deep_ep and epx_deep_ep/deep_ep_cpp, so that they share no file with another
-distribution that has a deep_ep (sgl-deep-ep, say), or a compiled deep_ep_cpp.
+The packages are installed as epx_deep_ep/deep_ep, epx_deep_ep/deep_ep_cpp and epx_deep_ep/hybrid_ep_cpp, so that they
+share no file with another distribution that has a deep_ep (sgl-deep-ep, say), or compiled modules of these names.
 
 Python reads the .pth file when it starts: it puts that folder at the end of the search path, where
 another deep_ep comes first, or at its beginning if EPX_DEEP_EP=1 is set.

@@ -183,6 +183,19 @@ def test_hybrid_weights_by_index(world: World) -> None:
     assert marks.sum() == probs.count_nonzero() == ((idx >= 0) & (idx < experts)).sum()
 
 
+def test_hybrid_ep_cpp(world: World) -> None:
+    """What programs ask of DeepEP's compiled module: ranks per node, on one node and on two, as the buffer has them."""
+    import hybrid_ep_cpp
+
+    allocator = hybrid_ep_cpp.ExtendedMemoryAllocator()
+    for per in (world.nranks, world.nranks // 2):
+        with environment(EPX_RANKS_PER_NODE=str(per)):
+            assert allocator.detect_accessible_ranks(dist.group.WORLD) == per
+            assert allocator.detect_accessible_ranks(process_group=dist.group.WORLD) == per
+    buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 64, 1)
+    assert buffer.num_of_hybrid_ep_ranks_per_nvlink_domain == world.nranks
+
+
 def test_hybrid_errors(world: World) -> None:
     buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 64, 8 * 40 // world.nranks)
     x = world.to(torch.zeros(2, 128, dtype=torch.bfloat16))

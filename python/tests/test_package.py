@@ -83,8 +83,8 @@ except ImportError as error:
         self.assertRegex(run(code), "^deep_ep: /elsewhere/epx/.* another project's epx: pip uninstall epx, then")
 
 
-class DeepEpCpp(unittest.TestCase):
-    """deep_ep_cpp, the name of V1's compiled module."""
+class Compiled(unittest.TestCase):
+    """deep_ep_cpp and hybrid_ep_cpp, the names of DeepEP's compiled modules."""
 
     def test_names(self) -> None:
         import deep_ep_cpp
@@ -99,17 +99,26 @@ class DeepEpCpp(unittest.TestCase):
             deep_ep_cpp.Buffer
         self.assertFalse(hasattr(deep_ep_cpp, "internode_dispatch"))
 
+    def test_names_of_hybrid_ep(self) -> None:
+        import hybrid_ep_cpp
+
+        self.assertTrue(hasattr(hybrid_ep_cpp.HybridEpConfigInstance(), "topk"))  # so DeepEP's test asks for indices
+        with self.assertRaisesRegex(AttributeError, "'HybridEPBuffer': .* deep_ep.HybridEPBuffer is the buffer"):
+            hybrid_ep_cpp.HybridEPBuffer
+
     def test_not_beside_another_projects_deep_ep(self) -> None:
         code = """
 import sys, types
 sys.modules["deep_ep"] = types.ModuleType("deep_ep")
 sys.modules["deep_ep"].__file__ = "/elsewhere/deep_ep/__init__.py"
 try:
-    import deep_ep_cpp
+    import %s
 except ImportError as error:
     print(error)
 """
-        self.assertRegex(run(code), "^deep_ep_cpp: this one is EPX's, and deep_ep is another .*/elsewhere/.*EPX_DEEP")
+        for name in ("deep_ep_cpp", "hybrid_ep_cpp"):
+            self.assertRegex(run(code % name),
+                             "^%s: this one is EPX's, and deep_ep is another .*/elsewhere/.*EPX_DEEP" % name)
 
 
 class Imports(unittest.TestCase):
