@@ -122,6 +122,14 @@ except ImportError as error:
 
 
 class Imports(unittest.TestCase):
+    def test_files_that_are_loaded_by_their_path(self) -> None:
+        """As DeepEP's tests load them."""
+        for name, function, given, result in (("math", "align", "129, 128", "256"),
+                                              ("semantic", "value_or", "None, 5", "5"),
+                                              ("testing", "parse_num_bytes", "'64K'", "65536")):
+            path = os.path.join(os.path.dirname(deep_ep.utils.__file__), name + ".py")
+            self.assertEqual(run("import runpy; print(runpy.run_path(%r)[%r](%s))" % (path, function, given)), result)
+
     def test_needs_neither_torch_nor_numpy(self) -> None:
         code = """
 import sys, time
