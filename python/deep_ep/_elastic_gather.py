@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import math
+import weakref
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import epx
@@ -15,7 +16,7 @@ from ._elastic_engine import ElasticEngine
 from ._elastic_move import MOST_FANOUT, Mover, all_ranks, current_stream
 from ._elastic_sizes import Shapes, shape_list, up
 from ._elastic_streams import comm_stream
-from ._memory import CudaHeap, Form, Heap
+from ._memory import CudaHeap, Form, Heap, Revocable
 
 _LEAST_ROW, _MOST_ROW = 4096, 32768
 _MOST_GATHERS = 32
@@ -40,18 +41,26 @@ def heap_bytes(session_bytes: int) -> int:
 class _Place:
     """A gathered tensor in the heap: [R, bytes], each rank's part rounded up where no row size divides it."""
 
-    def __init__(self, heap: Heap, device: torch.device, ranks: int, shape: Tuple[int, ...],
-                 dtype: torch.dtype) -> None:
+    flat: torch.Tensor
+    memory: Optional["weakref.ref[Revocable]"] = None  # of the memory that tensors refer to
+
+    def __init__(self, device: torch.device, ranks: int, shape: Tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape, self.dtype, self.ranks = shape, dtype, ranks
         self.nbytes = math.prod(shape) * dtype.itemsize
         self.row = row_bytes(self.nbytes)
         self.part = up(self.nbytes, self.row)
-        form = Form(((ranks, self.part), torch.uint8, None))
-        made = heap.try_make(form) if self.nbytes else form.ordinary(device)
-        if made is None:
-            raise refused("all_gather: expected room for %d bytes more; tensors of earlier sessions that are still "
-                          "referenced, or that were captured, keep theirs" % form.nbytes)
-        self.flat = made[0]
+        self.form = Form(((ranks, self.part), torch.uint8, None))
+        if not self.nbytes:
+            self.flat = self.form.ordinary(device)[0]
+
+    def take(self, heap: Heap) -> bool:
+        """Takes memory of the heap, if it has room."""
+        if self.nbytes:
+            made = heap.make_revocable(self.form)
+            if made is None:
+                return False
+            self.flat, self.memory = made[0][0], weakref.ref(made[1])
+        return True
 
     def mine(self, rank: int) -> torch.Tensor:
         """This rank's part."""
@@ -89,6 +98,7 @@ class Gathers:
         self._made: List[_Place] = []
         self._given: List[torch.Tensor] = []  # likewise: record_stream() has no effect on a tensor in a heap
         self._captured: List[_Place] = []  # that graphs write to whenever they are replayed
+        self._ended: List["weakref.ref[Revocable]"] = []  # of sessions that have ended, the oldest first, not captured
 
     def begin(self) -> None:
         """Begins a session."""
@@ -112,15 +122,32 @@ class Gathers:
             return
         if self._device.type != "cpu":
             torch.cuda.current_stream(self._device).wait_stream(comm_stream(self._device))
+        captured = {id(place) for place in self._captured}
+        self._ended += [place.memory for place in self._made if place.memory is not None and id(place) not in captured]
         self._made.clear()
         self._given.clear()
+        self._ended = [memory for memory in self._ended if memory() is not None]
 
     def _need_session(self, call: str) -> None:
         if self._session is None:
             raise refused("%s: expected a session (create_agrs_session)" % call)
 
-    def _make(self, wanted: Sequence[Tuple[Tuple[int, ...], torch.dtype]]) -> List[_Place]:
-        """Places of these shapes and dtypes. What is refused leaves the session as it was."""
+    def _revoke(self, given: Sequence[torch.Tensor]) -> bool:
+        """Takes the memory of the oldest tensor of a session that has ended, and that a caller still refers to. Not of
+        those that are gathered in this session: these, and those of this call. False if there is none."""
+        addresses = [t.data_ptr() for t in (*self._given, *given)]
+        for place, ref in enumerate(self._ended):
+            memory = ref()
+            if memory is not None and not any(0 <= at - memory.address < memory.nbytes for at in addresses):
+                self._mover.settle()
+                memory.revoke()
+                del self._ended[place]
+                return True
+        return False
+
+    def _make(self, wanted: Sequence[Tuple[Tuple[int, ...], torch.dtype]],
+              given: Sequence[torch.Tensor] = ()) -> List[_Place]:
+        """Places of these shapes and dtypes, for the given tensors. What is refused leaves the session as it was."""
         if self._mover.capturing():
             raise refused("all_gather: a capture takes tensors of agrs_get_inplace_tensor only, made before it: what a "
                           "capture allocates is in the graph's memory, where other ranks cannot write")
@@ -129,7 +156,12 @@ class Gathers:
         if used > self._limits[0]:
             raise refused("all_gather: expected at most num_max_session_bytes = %d in a session, got %d" % (
                 self._limits[0], used))
-        places = [_Place(self._heap, self._device, ranks, *one) for one in wanted]
+        places = [_Place(self._device, ranks, *one) for one in wanted]
+        for place in places:
+            while not place.take(self._heap):
+                if not self._revoke(given):
+                    raise refused("all_gather: expected room for %d bytes more; tensors that were captured, or "
+                                  "that are gathered in this session, keep theirs" % place.form.nbytes)
         self._used = used
         self._made.extend(places)
         return places
@@ -146,7 +178,7 @@ class Gathers:
         count = len(tensors)
         places, self._pending = self._pending[:count], self._pending[count:]
         if not places:
-            return self._make([(tuple(t.shape), t.dtype) for t in tensors])
+            return self._make([(tuple(t.shape), t.dtype) for t in tensors], tensors)
         if [place.mine(self._engine.rank).data_ptr() for place in places] != [t.data_ptr() for t in tensors]:
             self._pending.clear()
             raise wrong("tensors", "those of agrs_get_inplace_tensor, in the same order", "others")
@@ -247,5 +279,6 @@ class Gathers:
         self._made.clear()
         self._given.clear()
         self._captured.clear()
+        self._ended.clear()
         self._heap.close()
         self._mover.close(wait)

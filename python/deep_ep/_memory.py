@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 import weakref
-from typing import Any, Deque, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple, Union
+from typing import Any, Deque, Dict, FrozenSet, Iterable, List, Optional, Protocol, Set, Tuple, Union
 
 import epx
 import torch
@@ -115,6 +115,16 @@ def use_on(stream: "torch.cuda.Stream", tensors: Iterable[Optional[torch.Tensor]
             kept.is_used_on(number)
 
 
+class Revocable(Protocol):
+    """Memory that tensors of a heap refer to."""
+
+    address: int
+    nbytes: int
+
+    def revoke(self) -> None:
+        """Lets the heap give it out again, although tensors refer to it."""
+
+
 class Heap:
     """Tensors in the heap of a group on the CPU."""
 
@@ -136,10 +146,15 @@ class Heap:
 
     def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
         """The tensors of a form, or None if the heap is full."""
+        made = self.make_revocable(form)
+        return None if made is None else made[0]
+
+    def make_revocable(self, form: Form) -> Optional[Tuple[List[torch.Tensor], Revocable]]:
+        """As try_make(), with what can revoke() the memory. It lives as long as a tensor refers to the memory."""
         block = self._alloc(form.nbytes) if form.nbytes else None
         if block is None:
             return None
-        return form.tensors(form.exports(block.address, self._where), block)
+        return form.tensors(form.exports(block.address, self._where), block), block
 
     def _try_alloc(self, nbytes: int) -> Optional[epx.Block]:
         try:
@@ -205,9 +220,11 @@ class _Lease:
     """A piece in use. When the lease is no longer referenced, the piece is returned to the heap."""
 
     _used = False  # by work that was queued since
+    _revoked = False
 
     def __init__(self, heap: "CudaHeap", piece: _Piece) -> None:
         self._heap, self.piece = heap, piece
+        self.address, self.nbytes = piece.address, piece.nbytes
 
     def use_on(self, stream: int, device: torch.device) -> None:
         """The current stream, which has this number, may use the piece from now on."""
@@ -217,8 +234,15 @@ class _Lease:
                 wait_for(number, device)
         piece.stream, piece.before, self._used = stream, frozenset(), True
 
+    def revoke(self) -> None:
+        """Returns the piece, although tensors refer to it. The current stream, which may have used them, is not
+        captured."""
+        if not self._revoked:
+            self._revoked = True
+            self._heap.take_back(self.piece, self._used)
+
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if not self._revoked and not sys.is_finalizing():
             self._heap.take_back(self.piece, self._used)
 
 
@@ -226,8 +250,8 @@ class Reserved:
     """A reserved piece of the heap of a GPU. The tensors of its form can be created later."""
 
     def __init__(self, form: Form, lease: _Lease, where: Tuple[int, int]) -> None:
-        self.form, self.address = form, lease.piece.address
-        self._lease, self._where = lease, where
+        self.form, self.address, self.lease = form, lease.address, lease
+        self._where = where
 
     def cut(self, rows: int) -> None:
         """Only the first rows of each tensor are used."""
@@ -239,7 +263,7 @@ class Reserved:
 
     def tensors(self) -> List[torch.Tensor]:
         """The tensors. They keep the piece in use."""
-        return self.form.tensors(self._lease.piece.exports(self.form, self._where), self._lease)
+        return self.form.tensors(self.lease.piece.exports(self.form, self._where), self.lease)
 
 
 class Ordinary:
@@ -377,10 +401,10 @@ class CudaHeap(Heap):
                 else:
                     bisect.insort(self._free, (piece.nbytes, piece.stream, next(self._order), piece))
 
-    def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
-        """The tensors of a form, or None if the heap is full."""
+    def make_revocable(self, form: Form) -> Optional[Tuple[List[torch.Tensor], Revocable]]:
+        """As in Heap."""
         reserved = self.reserve(form)
-        return None if reserved is None else reserved.tensors()
+        return None if reserved is None else (reserved.tensors(), reserved.lease)
 
     def reserve(self, form: Form) -> Optional[Reserved]:
         """Reserves memory for the tensors of a form. Returns None if the heap is full."""
@@ -487,7 +511,7 @@ class CudaHeap(Heap):
         """Frees the memory of the free pieces, which no work uses any more."""
         free, self._free, self._too_large = self._free, [], sys.maxsize
         for entry in free:
-            del self._pieces[entry[-1].address]
+            self._pieces.pop(entry[-1].address).block.revoke()  # a lease that was revoked may refer to it
 
     def export(self, nbytes: int) -> Optional[torch.Tensor]:
         """As Heap.export(). Where no tensor is in the heap, also what graphs have there: replays write it before they

@@ -20,6 +20,7 @@ class Block:
     def __init__(self, group: "HeapOwner", address: int, nbytes: int) -> None:
         self.address = address  # 0: there is nothing to free
         self.nbytes = nbytes
+        self.revoked = False  # True: it was freed
         self.group = group
 
     def __getattr__(self, name: str) -> Dict[str, Any]:
@@ -43,10 +44,17 @@ class Block:
     def __len__(self) -> int:
         return self.nbytes
 
+    def revoke(self) -> None:
+        """Frees the memory now. What was made from it can be read as long as it is referenced, even after the group was
+        destroyed, but has the bytes of whoever allocates the memory next."""
+        if self.address and not self.revoked:
+            self.revoked = True
+            self.group._free(self.address)
+
     def __del__(self) -> None:
         group = getattr(self, "group", None)
         if group is not None and self.address:
-            group._release(self.address)
+            group._release(self)
 
 
 class HeapOwner(StreamOwner):
@@ -57,7 +65,7 @@ class HeapOwner(StreamOwner):
 
     def __init__(self) -> None:
         super().__init__()
-        # Addresses of blocks. A block may be released on any thread, so every operation on this set must be atomic.
+        # The blocks, by id(). One may be released on any thread, so every operation on this set must be atomic.
         self._blocks: Set[int] = set()
 
     def _find_heap(self) -> None:
@@ -75,7 +83,7 @@ class HeapOwner(StreamOwner):
         block, out = Block(self, 0, nbytes), ctypes.c_void_p()  # first: what fails behind the call is freed with it
         check(self._lib.epx_alloc(self.address, nbytes, ctypes.byref(out)))
         block.address = out.value or 0
-        self._blocks.add(block.address)
+        self._blocks.add(id(block))
         return block
 
     def register(self, tensor: Any, stream: Any = None) -> bool:
@@ -98,12 +106,16 @@ class HeapOwner(StreamOwner):
         del keep
         return bool(in_place.value)
 
-    def _release(self, address: int) -> None:
-        self._blocks.discard(address)  # before the address can be allocated again
+    def _free(self, address: int) -> None:
         if self._address is not None:
             self._lib.epx_free(self._address, address)
-            if not self._blocks:
-                self._heap_unused()
+
+    def _release(self, block: Block) -> None:
+        self._blocks.discard(id(block))
+        if not block.revoked:
+            self._free(block.address)
+        if self._address is not None and not self._blocks:
+            self._heap_unused()
 
     def _heap_unused(self) -> None:
         """Called when the last block was released."""

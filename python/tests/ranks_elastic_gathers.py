@@ -13,7 +13,7 @@ import deep_ep
 import torch
 import torch.distributed as dist
 from deep_ep import elastic as elastic_module
-from deep_ep._elastic_gather import Gathers
+from deep_ep._elastic_gather import Gathers, heap_bytes
 from deep_ep._elastic_move import default_device
 from deep_ep._memory import CudaHeap
 from ranks_elastic import elastic
@@ -143,6 +143,7 @@ def late_stream() -> Iterator[None]:
     """All-gathers are LateGathers."""
     with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False), \
             mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True), \
+            mock.patch.object(torch.cuda, "default_stream", mock.Mock()), \
             mock.patch.object(elastic_module, "Gathers", LateGathers):
         yield
 
@@ -170,6 +171,76 @@ def test_gathered_tensors_are_gathered(world: World) -> None:
             buffer.agrs_get_inplace_tensor(mine.shape, mine.dtype).fill_(-1)
             wait()
             assert torch.equal(again, want)
+
+
+def check_kept(world: World) -> None:
+    """Sessions of which each fills more than a third of the memory. The caller drops nothing."""
+    count = 1 << 16
+    with elastic(world, num_bytes=BIG) as buffer:
+        sizes = [(count,), (count // 2,), (count // 2,)]
+        buffer.agrs_set_config(buffer.get_agrs_num_max_session_bytes(dist.group.WORLD, sizes, torch.int64), 4)
+        rooms = heap_bytes(2 * count * 8 * world.nranks) // (2 * count * 8 * world.nranks) + 4
+        first, kept = torch.arange(count, device=world.device) + world.rank, []
+        for session in range(rooms):
+            with buffer.agrs_new_session():
+                wanted = []
+                for i in range(2):  # of other sizes than in the session before
+                    for size in ([count] if (session + i) % 2 else [count // 2] * 2):
+                        t = first[:size] + 1000 * (4 * session + len(wanted))
+                        if i:
+                            place = buffer.agrs_get_inplace_tensor(t.shape, t.dtype)
+                            t = place.copy_(t)
+                        gathered, wait = buffer.all_gather(t)
+                        kept.append(gathered)
+                        wanted.append((gathered, 1000 * (4 * session + len(wanted)), size))
+                        wait()
+                for gathered, base, size in wanted:
+                    want = torch.arange(size) + torch.arange(world.nranks)[:, None] + base
+                    assert torch.equal(gathered.cpu(), want)
+        addresses = [one.data_ptr() for one in kept]
+        assert len(set(addresses)) < len(addresses)  # of those of the first sessions
+
+
+def test_gathered_tensors_that_are_kept(world: World) -> None:
+    """[R] 6: a caller who drops no tensor of earlier sessions, as DeepEP's own test: they lose their memory."""
+    check_kept(world)
+
+
+def test_gathered_tensors_that_are_kept_behind_a_late_stream(world: World) -> None:
+    """[R] 6: likewise, where the all-gathers run when somebody waits for them."""
+    world.only("cpu")
+    with late_stream():
+        check_kept(world)
+
+
+def test_gathered_tensors_that_are_used(world: World) -> None:
+    """[R] 6: what a session gathers is not taken from it, though it is of an earlier one; nor what was captured."""
+    count = 1 << 18
+    with elastic(world, num_bytes=BIG) as buffer:
+        session_bytes = buffer.get_agrs_num_max_session_bytes(dist.group.WORLD, (count,), torch.int64)
+        buffer.agrs_set_config(session_bytes, 4)
+        gathers, kept = buffer._parts["gathers"], []
+        t = torch.arange(count, device=world.device) + world.rank
+        for session in range(4):
+            with buffer.agrs_new_session():
+                given = kept[0][world.rank] if kept else t
+                gathered, wait = buffer.all_gather(given)
+                wait()
+                kept.append(gathered)
+                assert torch.equal(gathered[-1], t - world.rank + world.nranks - 1)
+        assert kept[0].data_ptr() not in [one.data_ptr() for one in kept[1:]]
+        del kept[1:], gathered, wait, given
+        captures = gathers._mover.capturing
+        for session in range(5):
+            with buffer.agrs_new_session():
+                place = buffer.agrs_get_inplace_tensor((count,), torch.int64)
+                gathers._mover.capturing = lambda captured=not session: captured
+                kept.append(buffer.all_gather(place)[0])
+                gathers._mover.capturing = captures
+        first, captured, *later = [one.data_ptr() for one in kept]
+        assert captured not in later and first in later
+        world.meet()
+        buffer.recover(graphs_released=True)
 
 
 def refuses_recovery(buffer: deep_ep.ElasticBuffer) -> bool:

@@ -338,9 +338,9 @@ def test_several_hooks_outstanding(world: World) -> None:
 
 
 def in_heap(world: World, buffer: deep_ep.Buffer, tensor: torch.Tensor) -> bool:
-    """Does the tensor begin where a block of the low-latency heap does?"""
-    return any(tensor.data_ptr() in pool.group._blocks for pool in buffer._engine.pools(True)
-               if pool.device == world.device)
+    """Is the tensor in the low-latency heap?"""
+    groups = [pool.group for pool in buffer._engine.pools(True) if pool.device == world.device]
+    return any(0 <= tensor.data_ptr() - group.alloc_address < group.alloc_bytes for group in groups)
 
 
 def whole_heap(world: World, buffer: deep_ep.Buffer, work: Work, most: int) -> torch.Tensor:

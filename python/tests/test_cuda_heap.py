@@ -395,12 +395,39 @@ class Heap(PlayedHeap):
                                   alloc_bytes=heap_bytes(session))
             heap, held, order = CudaHeap(group, cpu), [], list(sizes)
             for _ in range(5):
-                made = [_Place(heap, cpu, ranks, (size,), torch.uint8) for size in order]
+                made = [_Place(cpu, ranks, (size,), torch.uint8) for size in order]
+                self.assertTrue(all(place.take(heap) for place in made))
                 held, order = made, order[1:] + order[:1]
                 del made
             self.assertTrue(all(heap.holds(place.flat) for place in held))
             del held[:]
             group.destroy()
+
+    def test_memory_that_is_taken_from_its_tensors(self) -> None:
+        """It is given out again behind the work of the streams that used it; the tensors stay as long as somebody
+        refers to them, and return nothing when they go."""
+        form = Form(((40000,), torch.uint8, None))
+        with on_stream(side):
+            (old,), memory = self.heap.make_revocable(form)
+        self.assertEqual(memory.address, old.data_ptr())
+        self.assertGreaterEqual(memory.nbytes, 40000)
+        self.assertIsNone(self.heap.make_revocable(form))
+        memory.revoke()
+        memory.revoke()
+        (new,), other = self.heap.make_revocable(form)
+        self.assertEqual((new.data_ptr(), story), (old.data_ptr(), ["current waits for side"]))
+        del old, memory
+        self.assertIsNone(self.heap.make_revocable(form))
+        other.revoke()
+        larger = self.heap.empty((60000,), torch.uint8)  # needs the memory of the piece, which is freed for it
+        self.assertEqual(larger.data_ptr(), new.data_ptr())
+        self.heap.close()
+        self.group.destroy()
+        del larger
+        new.fill_(3)
+        self.assertTrue(self.group.alive)
+        del new, other
+        self.assertFalse(self.group.alive)
 
     def test_an_exception_passes(self) -> None:
         with self.assertRaises(ZeroDivisionError):

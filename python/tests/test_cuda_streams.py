@@ -357,8 +357,8 @@ class Streams(Played):
         gathers._device, gathers._engine = torch.device("cpu"), mock.Mock(nranks=35, rank=33)
         gathers._mover = Mover(mock.Mock(**{"handle.return_value": handle}), gathers._device)
         gathers._mover.capturing = lambda: capturing[0]
-        place = _Place(mock.Mock(try_make=lambda form: form.ordinary(gathers._device)), gathers._device, 35, (3, 8192),
-                       torch.uint8)
+        place = _Place(gathers._device, 35, (3, 8192), torch.uint8)
+        place.flat = place.form.ordinary(gathers._device)[0]
         capturing[0] = True
         with self.assertRaisesRegex(epx.UsageError, "once before it"):  # a graph that never runs would have it
             gathers._send(place.mine(33), place, comm)
@@ -377,10 +377,12 @@ class Streams(Played):
         gathers._device = types.SimpleNamespace(type="cuda", index=0)  # type: ignore[assignment]
         gathers._mover = types.SimpleNamespace(capturing=lambda: capturing[0])  # type: ignore[assignment]
         gathers._session, gathers._pending, gathers._made, gathers._given = None, [], [], []
+        gathers._captured, gathers._ended = [], []
 
         def used() -> None:
             gathers.begin()
-            gathers._made, gathers._given = [Tensor("place")], [Tensor("t")]  # type: ignore[list-item]
+            place = types.SimpleNamespace(memory=None)
+            gathers._made, gathers._given = [place], [Tensor("t")]  # type: ignore[list-item]
 
         def left() -> int:
             return len(gathers._made) + len(gathers._given)
@@ -402,7 +404,8 @@ class Streams(Played):
                     self.assertEqual((story, left()), ([], 2))
                     gathers.end()
                 self.assertEqual((story, left()), (["current waits for comm"], 0))
-                gathers._made, gathers._given = [Tensor("place")], [Tensor("t")]  # type: ignore[list-item]
+                place = types.SimpleNamespace(memory=None)
+                gathers._made, gathers._given = [place], [Tensor("t")]  # type: ignore[list-item]
 
 
 class Interrupted(unittest.TestCase):
