@@ -22,6 +22,7 @@ static uint64_t find_hole(struct epx_group *group, uint64_t bytes, struct heap_b
     uint64_t at = (group->plan.alloc + ALIGN - 1) / ALIGN * ALIGN, found = 0;
     struct heap_block **where = &group->blocks;
 
+    *link = where;
     *largest = 0;
     for (;; where = &(*where)->next) {
         const uint64_t end = *where ? (*where)->begin : group->plan.total;
