@@ -231,14 +231,19 @@ def test_gathered_tensors_that_are_used(world: World) -> None:
         assert kept[0].data_ptr() not in [one.data_ptr() for one in kept[1:]]
         del kept[1:], gathered, wait, given
         captures = gathers._mover.capturing
-        for session in range(5):
+
+        def gather(captured: bool) -> None:
             with buffer.agrs_new_session():
                 place = buffer.agrs_get_inplace_tensor((count,), torch.int64)
-                gathers._mover.capturing = lambda captured=not session: captured
+                gathers._mover.capturing = lambda: captured
                 kept.append(buffer.all_gather(place)[0])
                 gathers._mover.capturing = captures
+        for session in range(5):
+            gather(captured=not session)
         first, captured, *later = [one.data_ptr() for one in kept]
         assert captured not in later and first in later
+        while not is_refused(lambda: gather(captured=True), "were captured"):
+            assert len(set(one.data_ptr() for one in kept)) <= 8
         world.meet()
         buffer.recover(graphs_released=True)
 
