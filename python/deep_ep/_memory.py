@@ -552,7 +552,8 @@ class CudaHeap(Heap):
         self._spare.clear()
         leases += [_Lease(self, piece) for piece in of_graphs]
         self._too_large = sys.maxsize
-        made = [self._new(hole, stream) for hole in self._holes() if hole]
+        # The largest first: then each gets a piece that fills it, although small ones go to the last hole with room.
+        made = [self._new(hole, stream) for hole in sorted(self._holes(), reverse=True) if hole]
         for piece in made:
             if piece is not None:
                 piece.once = True

@@ -338,6 +338,23 @@ class Heap(PlayedHeap):
         self.assertEqual(story, [])
         self.assertIsNone(self.heap.export(nbytes + 1))
 
+    def test_the_whole_heap_with_small_holes_is_exported(self) -> None:
+        """Nothing else is made there meanwhile."""
+        first = self.heap.empty((2048,), torch.uint8)
+        self.heap.prepare_graphs(Form(((4096,), torch.uint8, None)))
+        second = self.heap.empty((30000,), torch.uint8)
+        del first, second
+        large, other = self.heap.empty((50000,), torch.uint8), self.heap.empty((1536,), torch.uint8)
+        self.first = other.data_ptr()  # where the first one was: a hole of 512 bytes is left of it
+        del large, other
+        whole = self.heap.export(self.group.alloc_bytes)
+        assert whole is not None
+        self.assertEqual(whole.data_ptr(), self.first)
+        for nbytes in (8, 500, 2000, 5000):
+            self.assertFalse(self.inside(self.heap.empty((nbytes,), torch.uint8)))
+        del whole
+        self.assertTrue(self.inside(self.heap.empty((50000,), torch.uint8)))
+
     def test_memory_behind_scratch(self) -> None:
         """Captures find room there, whether the scratch was a part of the heap or all of it, and whether a free piece
         was there before. Other calls wait for the stream on which it was released."""
