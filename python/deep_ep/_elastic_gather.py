@@ -16,7 +16,7 @@ from ._elastic_engine import ElasticEngine
 from ._elastic_move import MOST_FANOUT, Mover, all_ranks, current_stream
 from ._elastic_sizes import Shapes, shape_list, up
 from ._elastic_streams import comm_stream
-from ._memory import CudaHeap, Form, Heap, Revocable
+from ._memory import CudaHeap, Form, Heap, Revocable, use_on
 
 _LEAST_ROW, _MOST_ROW = 4096, 32768
 _MOST_GATHERS = 32
@@ -121,7 +121,10 @@ class Gathers:
         if self._mover.capturing():
             return
         if self._device.type != "cpu":
-            torch.cuda.current_stream(self._device).wait_stream(comm_stream(self._device))
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(comm_stream(self._device))
+            # Which may be another one than that of the session, and than the one that their memory is used on next.
+            use_on(current, [*(place.flat for place in self._made), *self._given], given=True)
         captured = {id(place) for place in self._captured}
         self._ended += [place.memory for place in self._made if place.memory is not None and id(place) not in captured]
         self._made.clear()

@@ -4,18 +4,20 @@
 import itertools
 import os
 import sys
+import types
 import unittest
 from typing import Any, Callable, List
 from unittest import mock
 
 import epx
 import torch
-from deep_ep._elastic_gather import _Place, heap_bytes
+from deep_ep import _elastic_streams
+from deep_ep._elastic_gather import Gathers, _Place, heap_bytes
 from deep_ep._elastic_sizes import up
 from deep_ep._engine import Pool
 from deep_ep._memory import CudaHeap, Form
 from deep_ep._streams import CudaLaunch
-from played_cuda import PlayedHeap, Stream, capturing, comm, interrupt, now, on_stream, side, story
+from played_cuda import PlayedHeap, Stream, by_number, capturing, comm, interrupt, now, on_stream, side, story
 
 
 class Heap(PlayedHeap):
@@ -445,6 +447,35 @@ class Heap(PlayedHeap):
         self.assertTrue(self.group.alive)
         del new, other
         self.assertFalse(self.group.alive)
+
+    def test_a_session_that_another_stream_ends(self) -> None:
+        """What it gathered is used again behind its all-gathers, which the stream that ends it waits for: on a third
+        stream, too, whether its tensors are dropped there or lose their memory."""
+        cpu, third = torch.device("cpu"), Stream("third", 9)
+        gathers = Gathers.__new__(Gathers)
+        gathers._heap, gathers._device = self.heap, types.SimpleNamespace(type="cuda", index=0)  # type: ignore
+        gathers._mover = mock.Mock(capturing=lambda: False)
+        gathers._session, gathers._pending, gathers._captured = None, [], []
+        with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None), \
+                mock.patch.dict(by_number, {9: third}), \
+                mock.patch.dict(_elastic_streams._comm_streams, {0: comm}):  # type: ignore[dict-item]
+            for revoked in (False, True):
+                place, gathers._ended = _Place(cpu, 1, (40000,), torch.uint8), []
+                with on_stream(side):
+                    self.assertTrue(place.take(self.heap))
+                kept = [place.flat]
+                gathers._made, gathers._given = [place], []
+                gathers._session = object()
+                gathers.end()
+                del place
+                story.clear()
+                with on_stream(third):
+                    if revoked:
+                        self.assertTrue(gathers._revoke([]))
+                    else:
+                        kept.clear()
+                    self.assertTrue(self.heap.holds(self.heap.empty((40000,), torch.uint8)))
+                self.assertEqual(sorted(story), ["third waits for current", "third waits for side"])
 
     def test_an_exception_passes(self) -> None:
         with self.assertRaises(ZeroDivisionError):

@@ -381,21 +381,22 @@ class Streams(Played):
 
         def used() -> None:
             gathers.begin()
-            place = types.SimpleNamespace(memory=None)
+            place = types.SimpleNamespace(memory=None, flat=Tensor("place"))
             gathers._made, gathers._given = [place], [Tensor("t")]  # type: ignore[list-item]
 
         def left() -> int:
             return len(gathers._made) + len(gathers._given)
         self.addCleanup(capturing.__setitem__, 0, False)
+        behind = ["current waits for comm", "place is used on current", "t is used on current"]
         with mock.patch.dict(_elastic_streams._comm_streams, {0: comm}):  # type: ignore[dict-item]
             used()
             gathers.end()
-            self.assertEqual((story, left()), (["current waits for comm"], 0))
+            self.assertEqual((story, left()), (behind, 0))
             used()
             for begins_in_capture in (False, True):
                 capturing[0] = True
                 gathers.end()
-                self.assertEqual((len(story), left()), (1, 2))
+                self.assertEqual((len(story), left()), (3, 2))
                 capturing[0] = begins_in_capture
                 story.clear()
                 gathers.begin()
@@ -403,8 +404,8 @@ class Streams(Played):
                 if begins_in_capture:
                     self.assertEqual((story, left()), ([], 2))
                     gathers.end()
-                self.assertEqual((story, left()), (["current waits for comm"], 0))
-                place = types.SimpleNamespace(memory=None)
+                self.assertEqual((story, left()), (behind, 0))
+                place = types.SimpleNamespace(memory=None, flat=Tensor("place"))
                 gathers._made, gathers._given = [place], [Tensor("t")]  # type: ignore[list-item]
 
 
