@@ -347,8 +347,13 @@ class CudaHeap(Heap):
                 if piece is None:
                     self._order_of_places = sorted(self._pieces)
                     piece = self._piece_at(address)
-                if piece is not None and stream != piece.stream:
-                    piece.before |= {stream}
+                # Memory of graphs may be a part of the whole heap, which export() has given out: the rest knows.
+                for one in [piece] if piece is not None and not piece.in_graph else self._exported():
+                    if stream != one.stream:
+                        one.before |= {stream}
+
+    def _exported(self) -> List[_Piece]:
+        return [piece for piece in tuple(self._pieces.values()) if piece.once]
 
     def _piece_at(self, address: int) -> Optional[_Piece]:
         places = self._order_of_places
@@ -523,7 +528,7 @@ class CudaHeap(Heap):
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         with self._lock:
             self._collect()
-            if any(piece.once for piece in self._pieces.values()):
+            if self._exported():
                 return None  # one at a time
             leases = self._take([form], stream) or self._make_room([form], stream)
             address = leases[0].piece.address if leases else self._first

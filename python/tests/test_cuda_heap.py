@@ -357,6 +357,17 @@ class Heap(PlayedHeap):
         del whole
         self.assertTrue(self.inside(self.heap.empty((50000,), torch.uint8)))
 
+    def test_the_whole_heap_that_calls_use(self) -> None:
+        """On a communication stream, which nobody waits for. It begins with memory of graphs, which has no stream."""
+        self.heap.prepare_graphs(Form(((3000,), torch.uint8, None)))
+        whole = self.heap.export(self.group.alloc_bytes)
+        assert whole is not None
+        self.first = whole.data_ptr()
+        self.heap.use_on(comm.cuda_stream, [self.first])
+        del whole
+        self.assertTrue(self.inside(self.heap.empty((9000,), torch.uint8)))
+        self.assertEqual(story, ["current waits for comm"])
+
     def test_memory_behind_scratch(self) -> None:
         """Captures find room there, whether the scratch was a part of the heap or all of it, and whether a free piece
         was there before. Other calls wait for the stream on which it was released."""
