@@ -402,7 +402,7 @@ class CudaHeap(Heap):
                 if piece.once:
                     self._behind |= piece.streams()
                     self._too_large = sys.maxsize
-                    del self._pieces[piece.address]
+                    self._pieces.pop(piece.address).block.revoke()  # as in _drop_free()
                 else:
                     bisect.insort(self._free, (piece.nbytes, piece.stream, next(self._order), piece))
 
