@@ -3,7 +3,6 @@
 programs from that one on, EPX_TEST_SCALE times as many."""
 
 import contextlib
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Iterable, Iterator, List
@@ -14,16 +13,11 @@ from random_buffer import High, Low, SecondBatch
 from random_elastic import Program
 from random_graph import ElasticGraphs, LowGraphs
 from random_hybrid import Hybrid
+from seeds import drawn
 from suite import World, environment
 
 PROGRAMS = 2  # of each kind: on one node, and on two
 STEPS = 8
-
-
-def drawn(programs: int, usual: int = 1) -> Iterable[int]:
-    """The seeds of a test, from EPX_TEST_SEED or the usual one on."""
-    first = int(os.environ.get("EPX_TEST_SEED", usual))
-    return range(first, first + programs * int(os.environ.get("EPX_TEST_SCALE", "1")))
 
 
 @contextlib.contextmanager
