@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs for the heap of a GPU: tensors that are made, used, dropped and revoked on any stream, memory of
-graphs, and exports.
+graphs, exports, and sessions of all-gathers in the same heap.
 
 The streams are those of played_cuda.py, with vector clocks: work that uses memory is behind all earlier work that used
 it, because its stream has waited for that of the other, or the host has.
@@ -9,16 +9,20 @@ it, because its stream has waited for that of the other, or the host has.
 import contextlib
 import os
 import random
+import types
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 from unittest import mock
 
 import epx
 import torch
+from deep_ep import _elastic_streams
+from deep_ep._elastic_gather import Gathers, _Place
 from deep_ep._memory import CudaHeap, Form, Part, Reserved, use_on
 from played_cuda import Stream, by_number, capturing, comm, default, now, on_stream, side
 
 STEPS = 100
+RANKS = 2  # of the all-gathers
 
 third = Stream("third", 9)
 streams = (default, comm, side, third)
@@ -69,7 +73,8 @@ class Clocks:
         with mock.patch.object(Stream, "wait_stream", lambda stream, other: self.wait(stream, other)), \
                 mock.patch.object(Stream, "synchronize", lambda stream: self.synchronize(stream)), \
                 mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None), \
-                mock.patch.dict(by_number, {third.cuda_stream: third}):
+                mock.patch.dict(by_number, {third.cuda_stream: third}), \
+                mock.patch.dict(_elastic_streams._comm_streams, {0: comm}):
             yield
 
 
@@ -84,8 +89,8 @@ class Use:
 
 
 class Owner:
-    """Somebody who has a range of the heap: by tensors, or by what makes them later. `reserved_on`: the stream that made
-    it. `home`: where its contents are ready."""
+    """Somebody who has a range of the heap: by tensors, by what makes them later, or because a session gathers it.
+    `reserved_on`: the stream that made it. `home`: where its contents are ready."""
 
     memory: Optional["weakref.ref[Any]"] = None  # that can be revoked
 
@@ -119,7 +124,7 @@ class Owner:
             self.tensors, self.reserved = self.reserved.tensors(), None
 
     def drop(self) -> None:
-        """All that refers to the memory."""
+        """All that refers to the memory, but for sessions."""
         self.tensors, self.reserved = [], None
 
 
@@ -141,6 +146,51 @@ class WatchedHeap(CudaHeap):
         return sizes
 
 
+class Gpu:
+    """Passes for the device of any tensor."""
+
+    type, index = "cuda", 0
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Sessions(Gathers):
+    """All-gathers of one rank, which only tell a program of their memory and of their work."""
+
+    def __init__(self, program: "Program") -> None:  # pylint: disable=super-init-not-called
+        self._program, self._heap = program, program.heap
+        self._device: Any = Gpu()
+        self._engine: Any = types.SimpleNamespace(nranks=RANKS, rank=0)
+        self._mover = mock.Mock(capturing=lambda: capturing[0], captured=False)
+        self._limits = (1 << 40, 1 << 40)
+        self._session, self._used, self._count = None, 0, 0
+        self._pending, self._made, self._given, self._captured, self._ended = [], [], [], [], []
+
+    @property
+    def runs(self) -> bool:
+        """Is there a session?"""
+        return self._session is not None
+
+    def _make(self, wanted: Sequence[Tuple[Tuple[int, ...], torch.dtype]],
+              given: Sequence[torch.Tensor] = ()) -> List[_Place]:
+        places = super()._make(wanted, given)
+        for place in places:
+            self._program.gathers_into(place)
+        return places
+
+    def _send(self, t: torch.Tensor, place: _Place, stream: Any) -> None:
+        self._program.sends(t, place, stream)
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        if not self._made and not self._given:
+            self._program.in_session.clear()
+
+
 class Program:
     """One heap and what happens to it."""
 
@@ -154,8 +204,12 @@ class Program:
                                    alloc_bytes=self.alloc_bytes, modes=epx.Mode.LOW_LATENCY)
         self.alloc_bytes = self.group.alloc_bytes
         self.heap = WatchedHeap(self.group, torch.device("cpu"))
+        self.gathers = Sessions(self)
         self.uses: List[Use] = []
         self.living: List[Owner] = []  # of which the program has tensors
+        self.in_session: List[Owner] = []  # that a session refers to
+        self.giving: List[Owner] = []  # to the all-gather that begins
+        self.just_gathered: List[Owner] = []
         self.old: List[List[torch.Tensor]] = []  # tensors that have lost their memory
         self.made = 0
         small = self.alloc_bytes // 64
@@ -163,13 +217,15 @@ class Program:
                           for _ in range(3)]
         self.calls: Dict[Callable[[], None], float] = {
             self.make: 6, self.reserve: 2, self.use: 5, self.make_tensors: 1, self.view: 1, self.drop: 5,
-            self.revoke: 1.5, self.prepare: 0.5, self.capture: 1, self.export: 0.8, self.export_all: 0.5}
+            self.revoke: 1.5, self.prepare: 0.5, self.capture: 1, self.export: 0.8, self.export_all: 0.5,
+            self.gather: 4, self.end_session: 2}
 
     # ---- What is checked
 
     def alive(self) -> List[Owner]:
         """All that have memory."""
-        return [owner for owner in self.living if not owner.revoked()]
+        return [owner for owner in {id(one): one for one in (*self.living, *self.giving, *self.in_session)}.values()
+                if not owner.revoked()]
 
     def owner(self, kind: str, address: int, nbytes: int, captured: bool = False) -> Owner:
         """A new owner of memory, whose first work is queued on the current stream. What is captured runs at any later
@@ -286,14 +342,15 @@ class Program:
 
     def drop(self) -> None:
         """One tensor, or all of an owner: its last work, on the stream that drops it, is told to nobody."""
-        owner = self.some()
+        owner = self.some(lambda owner: owner.kind != "gathered" or self.rng.random() < 0.3)
         if owner is None:
             return
         if len(owner.tensors) > 1 and self.rng.random() < 0.3:
             self.text.append("    one tensor of %s" % owner)
             owner.tensors.pop(self.rng.randrange(len(owner.tensors)))
             return
-        used = self.rng.random() < 0.5 and not (capturing[0] or owner.revoked() or owner.kind == "captured")
+        used = self.rng.random() < 0.5 and not (capturing[0] or owner in self.in_session or owner.revoked() or
+                                                owner.kind == "captured")
         self.text.append("    %s%s" % (owner, " after a use" if used else ""))
         if used:
             self.used(owner)
@@ -302,7 +359,8 @@ class Program:
 
     def revoke(self) -> None:
         """Memory is taken from its tensors. The current stream may have used it."""
-        owner = self.some(lambda owner: owner.memory is not None and not owner.revoked())
+        owner = self.some(lambda owner: owner.memory is not None and owner not in self.in_session
+                          and not owner.revoked())
         if owner is None:
             return
         used = self.rng.random() < 0.5
@@ -327,7 +385,7 @@ class Program:
         capturing[0] = True
         try:
             for _ in range(self.rng.randint(1, 4)):
-                call = self.rng.choice((None, None, self.drop, self.use, self.refuse))
+                call = self.rng.choice((None, None, self.drop, self.use, self.refuse, self.end_session))
                 with on_stream(stream if call is None else self.rng.choice(streams)):
                     if call is not None:
                         self.text.append("  %s: %s" % (now[0].name, call.__name__))
@@ -365,10 +423,102 @@ class Program:
 
     def export_all(self) -> None:
         """The whole heap, without any tensor in it."""
+        if self.gathers.runs or self.in_session:
+            return
         while self.living:
             with on_stream(self.rng.choice(streams)):
                 self.living.pop().drop()
         self.export(self.alloc_bytes)
+
+    # ---- All-gathers
+
+    def gathers_into(self, place: _Place) -> None:
+        """A session has memory for an all-gather."""
+        lease = place.memory() if place.memory is not None else None
+        assert lease is not None
+        owner = self.owner("gathered", lease.address, place.form.nbytes)
+        owner.memory = place.memory
+        self.in_session.append(owner)
+        self.just_gathered.append(owner)
+
+    def sends(self, t: torch.Tensor, place: _Place, stream: Stream) -> None:
+        """Work of the communication stream reads a tensor and writes the gathered one."""
+        number = self.clocks.work(stream)
+        for tensor in (t, place.flat):
+            at = tensor.data_ptr() - self.group.alloc_address
+            if 0 <= at < self.alloc_bytes:
+                owner = next((one for one in self.alive() if one.begin <= at < one.end), None)
+                assert owner is not None, "what is gathered has lost its memory"
+                assert self.clocks.is_behind(stream, owner.home, self.last(owner)), \
+                    "the all-gather does not wait for %s" % owner
+                self.uses.append(Use(owner, stream, number))
+                self.in_session.append(owner)
+
+    def last(self, owner: Owner) -> int:
+        """The number of the last work of its home that uses what an owner has."""
+        return max((use.number for use in self.uses if use.owner is owner and use.stream is owner.home), default=0)
+
+    def given(self, nbytes: int) -> torch.Tensor:
+        """What is gathered: a tensor of torch's, or one that is in the heap."""
+        owner = self.some(lambda owner: bool(owner.tensors) and not owner.revoked()
+                          and owner.kind != "captured" and owner.tensors[0].is_contiguous())
+        if owner is None or self.rng.random() < 0.5:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        self.text.append("    of %s" % owner)
+        self.clocks.wait(now[0], owner.home)
+        self.giving.append(owner)
+        t = owner.tensors[0]
+        t = t[self.rng.randrange(len(t))] if t.dim() > 1 else t
+        if owner.kind == "gathered" and self.rng.random() < 0.4:
+            self.living.remove(owner)
+            owner.drop()
+        return t
+
+    def gather(self) -> None:
+        """One all-gather, of a new session if there is none."""
+        rng, stream = self.rng, now[0]
+        if stream is comm:
+            return
+        if not self.gathers.runs:
+            self.gathers.begin()
+        sizes = [self.size() // RANKS + 1 for _ in range(rng.choice((1, 1, 2, 3)))]
+        self.just_gathered = []
+        try:
+            if rng.random() < 0.4:
+                given = list(self.gathers.inplace([(size,) for size in sizes], torch.uint8))
+            else:
+                given = [self.given(size) for size in sizes]
+            *results, wait = self.gathers.run(given)
+        except epx.UsageError as error:
+            assert "expected room" in str(error), str(error)
+            return
+        finally:
+            self.forget_revoked()
+            self.giving = []
+        if rng.random() < 0.7:
+            wait()
+        for result, owner in zip(results, self.just_gathered):
+            owner.home = stream if self.clocks.is_behind(stream, comm, self.last_of(comm)) else comm
+            if self.heap.holds(result):  # it is no copy
+                owner.tensors = [result]
+                self.living.append(owner)
+
+    def last_of(self, stream: Stream) -> int:
+        """The number of the last work of a stream."""
+        return max((use.number for use in self.uses if use.stream is stream), default=0)
+
+    def forget_revoked(self) -> None:
+        """Tensors whose memory the session took."""
+        for owner in [owner for owner in self.living if owner.revoked()]:
+            self.text.append("    revoked: %s" % owner)
+            assert owner not in (*self.in_session, *self.giving), "%s is gathered in this session" % owner
+            self.living.remove(owner)
+            self.old.append(owner.tensors)
+
+    def end_session(self) -> None:
+        """On any stream."""
+        if self.gathers.runs:
+            self.gathers.end()
 
     # ---- The whole
 
@@ -391,7 +541,8 @@ class Program:
         """The end: the memory of the group goes with the last tensor."""
         self.text.append("the end")
         self.drop_some(0.3)
-        self.heap.close()
+        self.gathers.close(False)
+        self.in_session, self.just_gathered = [], []
         self.group.destroy()
         left = any(owner.tensors or owner.reserved for owner in self.living if not owner.revoked())
         assert self.group.alive or not left, "the memory of tensors is gone"
