@@ -107,6 +107,8 @@ class LateGathers(Gathers):
     @staticmethod
     def _bare(tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as queued work has it, which keeps no memory."""
+        if not tensor.nbytes:
+            return tensor
         memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
         return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
 

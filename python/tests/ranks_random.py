@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from random_buffer import High, Low, SecondBatch
 from random_elastic import Program
+from random_gathers import Sessions
 from random_graph import ElasticGraphs, LowGraphs
 from random_hybrid import Hybrid
+from ranks_elastic_gathers import late_stream
 from seeds import drawn
 from suite import World, environment
 
@@ -88,6 +90,17 @@ def test_groups_of_one_buffer(world: World) -> None:
 
 def test_hybrid_programs(world: World) -> None:
     run(world, Hybrid)
+
+
+def test_all_gather_sessions(world: World) -> None:
+    run(world, Sessions)
+
+
+def test_all_gather_sessions_behind_a_late_stream(world: World) -> None:
+    """With the rules for memory of a GPU's heap, and all-gathers that run when somebody waits for them."""
+    world.only("cpu")
+    with late_stream():
+        run(world, Sessions, seeds=drawn(1, 10))
 
 
 def test_low_latency_graphs(world: World) -> None:
