@@ -62,8 +62,10 @@ expect 0 "low latency has two operations" ll "${small[@]}" --json &&
 expect 0 "high throughput has three" ht "${small[@]}" --json &&
     json "update, dispatch, combine" "[r['op'] for r in rows] == ['update', 'dispatch', 'combine']"
 
+# Puts of commands that a proxy has taken may be pending when it is asked: some in a hundred of so short a time, on a
+# busy machine. Where commands merge, hundreds become one put.
 expect 0 "the command ring" ring --ms 20 --rings 2 --json &&
-    json "its numbers" "o['op'] == 'ring' and o['device'] == 'cpu' and o['puts_per_cmd'] > 0.99" &&
+    json "its numbers" "o['op'] == 'ring' and o['device'] == 'cpu' and 0.9 < o['puts_per_cmd'] < 1.1" &&
     json "merged and round trip" "o['merged_puts_per_cmd'] < 0.5 and 0 < o['rtt_us_p50'] <= o['rtt_us_p99']"
 expect 2 "a ring on a device that there is not" ring --device abacus && says "the choices" "expected cpu, cuda or hip"
 expect 2 "an unknown option of ring" ring --ring 2 &&
