@@ -181,7 +181,7 @@ static void cpu_mem_free(struct device *device, void *ptr)
 }
 
 /* Word by word where it can be: a rank that the others have left out may still look at signals and abort words while
- * they are reset. */
+ * they are reset, and where the host reads a heap by copies, its words are written meanwhile. */
 static epx_status cpu_copy(struct device *device, void *to, const void *from, size_t bytes)
 {
     const size_t words = ((uintptr_t)to | (uintptr_t)from) % sizeof(uint64_t) ? 0 : bytes / sizeof(uint64_t);
@@ -189,7 +189,8 @@ static epx_status cpu_copy(struct device *device, void *to, const void *from, si
 
     (void)device;
     for (size_t i = 0; i < words; i++)
-        __atomic_store_n((uint64_t *)to + i, ((const uint64_t *)from)[i], __ATOMIC_RELAXED);
+        __atomic_store_n((uint64_t *)to + i, __atomic_load_n((const uint64_t *)from + i, __ATOMIC_RELAXED),
+                         __ATOMIC_RELAXED);
     if (bytes > done)
         memcpy((char *)to + done, (const char *)from + done, bytes - done);
     return EPX_OK;
