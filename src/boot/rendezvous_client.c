@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "boot/interface.h"
@@ -26,6 +27,7 @@ struct client {
     int round;
     uint64_t deadline;
     char last[320]; /* result of the last attempt, for the message */
+    char told[320]; /* of the last one that somebody accepted: rank 0 may be gone before this rank's deadline */
 };
 
 enum outcome { JOINED, RETRY, GIVE_UP };
@@ -86,6 +88,16 @@ static enum outcome record(struct client *client, const struct endpoint *to, con
 {
     char text[ENDPOINT_TEXT];
 
+    snprintf(client->last, sizeof(client->last), "%s: %s", endpoint_text(to, text), what);
+    memcpy(client->told, client->last, sizeof(client->told));
+    return RETRY;
+}
+
+static enum outcome record_no_connection(struct client *client, const struct endpoint *to)
+{
+    char text[ENDPOINT_TEXT], what[64];
+
+    snprintf(what, sizeof(what), "%m");
     snprintf(client->last, sizeof(client->last), "%s: %s", endpoint_text(to, text), what);
     return RETRY;
 }
@@ -170,7 +182,9 @@ static enum outcome try_port(struct client *client, struct endpoint *to, int por
     if (from)
         copy_scope(to, from);
     fd = socket_connect(to, from, reply_deadline(client));
-    if (fd < 0 || channel_start(channel, fd, client->config->key, AUTH_RENDEZVOUS, 0))
+    if (fd < 0)
+        return record_no_connection(client, to);
+    if (channel_start(channel, fd, client->config->key, AUTH_RENDEZVOUS, 0))
         return record_errno(client, to);
     outcome = handshake(client, channel, to, status);
     if (outcome != JOINED)
@@ -209,11 +223,13 @@ static void pause_after(const struct client *client)
 static epx_status no_root(const struct client *client)
 {
     const struct rendezvous_config *config = client->config;
+    const int before = client->told[0] && strcmp(client->told, client->last) != 0;
     char ports[32];
 
     snprintf(ports, sizeof(ports), config->ports > 1 ? "ports %d to %d" : "port %d", config->port, last_port(config));
-    return fail(EPX_ERR_TIMEOUT, "rank 0 did not reply at %s, %s, within %d ms (last attempt: %s)%s%s", config->host,
-                ports, config->timeout_ms, client->last, config->host_from ? "; to set another address: " : "",
+    return fail(EPX_ERR_TIMEOUT, "rank 0 did not reply at %s, %s, within %d ms (last attempt: %s%s%s)%s%s",
+                config->host, ports, config->timeout_ms, client->last, before ? "; before it " : "",
+                before ? client->told : "", config->host_from ? "; to set another address: " : "",
                 config->host_from ? config->host_hint : "");
 }
 

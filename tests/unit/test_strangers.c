@@ -162,8 +162,8 @@ static void hellos_without_the_secret_do_no_harm(void **state)
     succeeded_beside(&world, fds, 8);
 }
 
-/* Two ranks with secrets of their own, and what each says at its deadline. */
-static void expect_strangers(const char *of_0, const char *of_1, const char *words_0, const char *words_1)
+/* Two ranks with secrets of their own, and what each says at its deadline: that of rank 1 is so much later. */
+static struct world run_strangers(const char *of_0, const char *of_1, int later_ms)
 {
     struct world world = world_make(2, open_and_gather);
 
@@ -172,11 +172,19 @@ static void expect_strangers(const char *of_0, const char *of_1, const char *wor
     world.absent[0] = 1;
     world_start(&world);
     setenv("EPX_SECRET", of_1, 1);
+    world.timeout_ms += slow_ms(later_ms);
     world.pids[1] = fork();
     if (!world.pids[1])
         be_rank(&world, 1);
     unsetenv("EPX_SECRET");
     world_wait(&world);
+    return world;
+}
+
+static void expect_strangers(const char *of_0, const char *of_1, const char *words_0, const char *words_1)
+{
+    struct world world = run_strangers(of_0, of_1, 0);
+
     expect_failure(&world, 0, EPX_ERR_TIMEOUT, words_0);
     expect_failure(&world, 1, EPX_ERR_TIMEOUT, words_1);
     world_end(&world);
@@ -193,6 +201,18 @@ static void ranks_with_another_secret_are_named(void **state)
     expect_strangers(one, "none", unknown, "it has a secret, and this rank has EPX_SECRET=none");
     expect_strangers("none", one, "connections came with a secret, and rank 0 has EPX_SECRET=none",
                      "connection closed without a proof: not EPX, or it has EPX_SECRET=none");
+}
+
+/* Rank 0 is gone before rank 1 has its deadline, and nobody accepts the last attempts. */
+static void what_rank_0_replied_is_said_when_it_has_gone(void **state)
+{
+    struct world world =
+        run_strangers("the secret of rank 0, and of it alone", "another secret, which rank 1 was given", 800);
+
+    (void)state;
+    expect_failure(&world, 1, EPX_ERR_TIMEOUT, "Connection refused; before it 127.0.0.1:");
+    expect_failure(&world, 1, EPX_ERR_TIMEOUT, "it does not know this rank's secret, which is from EPX_SECRET");
+    world_end(&world);
 }
 
 /* ---- Somebody in the path ---------------------------------------------------------------------------------------- */
@@ -596,7 +616,8 @@ static void addresses_are_sealed_for_a_callers_all_gather(void **state)
 
 UNIT_TESTS_WITHIN(name_this_run, NULL, a_held_port_is_an_error, a_squatter_learns_nothing,
                   a_squatter_that_plays_rank_0_learns_nothing, hellos_without_the_secret_do_no_harm,
-                  ranks_with_another_secret_are_named, idle_connections_do_not_delay_a_start, a_lobby_accepts_who_sends,
+                  ranks_with_another_secret_are_named, what_rank_0_replied_is_said_when_it_has_gone,
+                  idle_connections_do_not_delay_a_start, a_lobby_accepts_who_sends,
                   a_lobby_waits_for_nobody_without_the_key, a_greeting_that_is_repeated_keeps_no_place,
                   what_was_changed_on_its_way_is_said, secrets_are_read_only_where_nobody_else_can,
                   secrets_that_differ_are_named, addresses_are_sealed_for_a_callers_all_gather)
