@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake --install: headers, libepx.so, libnccl_ep.so and the stand-ins, pkg-config's files and the CMake package.
+# cmake --install: headers, libepx.so, libnccl_ep.so and the stand-ins, pkg-config's files, the CMake package, and
+# completion for shells.
 
 set(epx_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/epx)
 
@@ -22,3 +23,7 @@ foreach(package epx epx-nccl-ep epx-standin)
     configure_file(${PROJECT_SOURCE_DIR}/cmake/${package}.pc.in ${PROJECT_BINARY_DIR}/${package}.pc @ONLY)
     install(FILES ${PROJECT_BINARY_DIR}/${package}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endforeach()
+
+install(FILES ${PROJECT_SOURCE_DIR}/tools/completion/epx.bash
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME epx)
+install(FILES ${PROJECT_SOURCE_DIR}/tools/completion/_epx DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)

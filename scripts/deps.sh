@@ -70,6 +70,8 @@ find_test() {
     need python3-venv python3 -c 'import ensurepip, venv'
     want hipcc tool hipcc
     need abigail-tools tool abidiff # scripts/check_abi.py
+    want zsh tool zsh             # tests/scripts/completion.sh
+    want prometheus tool promtool # tests/scripts/top_prometheus.sh
     want chromium sh -c 'chromium --version || chromium-browser --version' # tests/scripts/report.sh
     # The architecture that the stage cross compiles for: compiler and C library.
     case $(uname -m) in

@@ -53,6 +53,13 @@ static void print_help(FILE *to)
                 "wrong usage.\n");
 }
 
+/* For completion in shells: tools/completion. */
+static void print_words(void)
+{
+    for (int i = 0; i < COMMAND_COUNT; i++)
+        puts(commands[i].name);
+}
+
 static int unknown_command(const char *name)
 {
     const char *nearest = NULL;
@@ -142,6 +149,10 @@ int main(int argc, char **argv)
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
         return finish(cmd_help(1, argv));
+    if (!strcmp(argv[1], "--help=words")) {
+        print_words();
+        return finish(EXIT_OK);
+    }
     if (!strcmp(argv[1], "--version"))
         return finish(cmd_version(1, argv));
     command = find_command(argv[1]);

@@ -237,6 +237,20 @@ static void print_markdown(const struct option_table *table)
     }
 }
 
+/* For completion in shells: an option a line, with the values that it may have. */
+static void print_words(const struct option_table *table)
+{
+    for (const struct option_spec *s = table->specs; s < table->specs + table->count; s++) {
+        if (!is_option(s))
+            continue;
+        printf("--%s%s", s->name, s->kind == OPTION_FLAG ? "" : "=");
+        for (const struct option_choice *c = s->kind == OPTION_CHOICE ? s->choices : NULL; c && c->name; c++)
+            printf(" %s", c->name);
+        putchar('\n');
+    }
+    puts("--help");
+}
+
 /* ---- Parsing ---------------------------------------------------------------------------------------------------- */
 
 static const struct option_spec *find(const struct option_table *table, const char *name, size_t length)
@@ -259,6 +273,10 @@ static int is_help(const struct option_table *table, const char *word)
 {
     if (!strcmp(word, "--help=markdown")) {
         print_markdown(table);
+        return 1;
+    }
+    if (!strcmp(word, "--help=words")) {
+        print_words(table);
         return 1;
     }
     if (!strcmp(word, "--help=man")) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The command line of a subcommand, from one table: it parses, validates single values, prints --help, and prints the
- * table for the documentation (--help=markdown) and for the manual page (--help=man). Names are never abbreviated; an
+ * table for the documentation (--help=markdown), for the manual page (--help=man) and for completion in shells
+ * (--help=words). Names are never abbreviated; an
  * unknown one gets the nearest known one as a hint.
  */
 #ifndef EPX_TOOLS_OPTIONS_H

@@ -3,9 +3,10 @@
  * `epx top`: the groups of this user on this machine, from the pages that their ranks have in shared memory
  * (util/watch.h). Nothing is asked of the ranks: it works while a group hangs, which is when it is needed.
  *
- *      top.c         the command: looks twice, prints, again and again
- *      top_pages.c   finding and mapping pages; what became of their processes
- *      top_print.c   text and JSON
+ *      top.c              the command: looks twice, prints, again and again
+ *      top_pages.c        finding and mapping pages; what became of their processes
+ *      top_print.c        text and JSON
+ *      top_prometheus.c   metrics for Prometheus
  */
 #include "top.h"
 
@@ -26,7 +27,7 @@ enum {
 };
 
 struct options {
-    int32_t json, once, interval_ms;
+    int32_t json, prometheus, once, interval_ms;
 };
 
 #define FIELD(name) offsetof(struct options, name)
@@ -37,7 +38,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_SECONDS,
      .value = "SECONDS",
      .help = "time between two looks",
-     .fallback = "1; --once and --json 0.2 or longer",
+     .fallback = "1; printed once, 0.2 or longer",
      .offset = FIELD(interval_ms),
      .low = 50,
      .high = 3600000},
@@ -46,6 +47,10 @@ static const struct option_spec specs[] = {
      .help = "print once and end; so it does without a terminal",
      .offset = FIELD(once)},
     {.name = "json", .kind = OPTION_FLAG, .help = "one JSON object, once", .offset = FIELD(json)},
+    {.name = "prometheus",
+     .kind = OPTION_FLAG,
+     .help = "metrics in Prometheus' text format, once",
+     .offset = FIELD(prometheus)},
 };
 
 static const struct option_table table = {
@@ -55,7 +60,8 @@ static const struct option_table table = {
         "Shows the running groups of this user on this machine: operations and bytes per second, p50 and p99, who\n"
         "waits for whom and since when, windows to other nodes, masked ranks. It reads shared memory, and waits\n"
         "for no rank, so that it also shows a group that hangs.",
-    .notes = "Exit status: 0 when there are groups, 1 when there are none, 2 for a wrong command line.\n",
+    .notes = "Exit status: 0 when there are groups, 1 when there are none (--prometheus: 0 then, too), 2 for a wrong\n"
+             "command line.\n",
     .specs = specs,
     .count = (int)(sizeof(specs) / sizeof(specs[0])),
 };
@@ -97,6 +103,8 @@ static int look(const struct options *o, int ms, int clear)
         fputs("\033[H\033[J", stdout);
     if (o->json)
         top_print_json(&top);
+    else if (o->prometheus)
+        top_print_prometheus(&top);
     else
         top_print(&top);
     fflush(stdout);
@@ -113,8 +121,12 @@ int cmd_top(int argc, char **argv)
 
     if (parsed != OPTIONS_OK)
         return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_USAGE;
-    if (o.json || o.once || !terminal)
-        return look(&o, o.interval_ms ? o.interval_ms : ONCE_MS, 0) > 0 ? EXIT_OK : EXIT_FAILED;
+    if (o.json && o.prometheus) {
+        options_complain(table.program, "--json and --prometheus: expected one of them");
+        return EXIT_USAGE;
+    }
+    if (o.json || o.prometheus || o.once || !terminal)
+        return look(&o, o.interval_ms ? o.interval_ms : ONCE_MS, 0) > 0 || o.prometheus ? EXIT_OK : EXIT_FAILED;
     do
         count = look(&o, o.interval_ms ? o.interval_ms : INTERVAL_MS, 1);
     while (count > 0 || terminal);

@@ -35,7 +35,14 @@ int top_is_still(const struct top *top);
 int top_culprit(const struct top *top, int first, int end, int *page);
 double top_percentile_us(const struct watch *w, int kernel, double percent);
 
+const char *top_kernel_name(uint32_t id);
+const char *top_state_text(char state);
+/* Behind the last page of the group of page `first`. */
+int top_group_end(const struct top *top, int first);
+
 void top_print(const struct top *top);
 void top_print_json(const struct top *top);
+/* Prometheus' text format, version 0.0.4. */
+void top_print_prometheus(const struct top *top);
 
 #endif

@@ -12,7 +12,7 @@ static const char *const kernels[WATCH_KERNELS] = {KERNELS(KERNEL_TEXT)};
 #define SIGNAL_TEXT(kind, operation, counts, flow, owed, maskable, text) [PHASE_##kind] = text,
 static const char *const phases[PHASE_COUNT] = {OTHER_PHASES(PHASE_TEXT) SIGNALS(SIGNAL_TEXT)};
 
-static const char *kernel_name(uint32_t id)
+const char *top_kernel_name(uint32_t id)
 {
     return id < WATCH_KERNELS && kernels[id] ? kernels[id] : "?";
 }
@@ -22,7 +22,7 @@ static const char *phase_text(int phase)
     return phase >= 0 && phase < PHASE_COUNT ? phases[phase] : "?";
 }
 
-static const char *state_text(char state)
+const char *top_state_text(char state)
 {
     return strchr("Tt", state) ? "stopped" : strchr("ZX", state) ? "gone" : state == 'R' ? "running" : "asleep";
 }
@@ -46,7 +46,7 @@ static double operations_per_second(const struct top *top, const struct top_page
     return sum;
 }
 
-static int group_end(const struct top *top, int first)
+int top_group_end(const struct top *top, int first)
 {
     int end = first;
 
@@ -83,8 +83,8 @@ static void print_rank(const struct top *top, const struct top_page *p)
     const struct watch_wait *wait = top_longest_wait(w);
     const uint64_t running_ns = w->running_ns;
 
-    printf("  %4d %7d %-8s %-12s %9.0f %9.1f", w->rank, w->pid, state_text(p->state),
-           running_ns ? kernel_name(w->running) : "-", operations_per_second(top, p),
+    printf("  %4d %7d %-8s %-12s %9.0f %9.1f", w->rank, w->pid, top_state_text(p->state),
+           running_ns ? top_kernel_name(w->running) : "-", operations_per_second(top, p),
            per_second(top, p->bytes_before, top_bytes(w)) / 1e6);
     if (wait && wait->phase == PHASE_NONE)
         printf("  rank %d for %.1f s or longer (call %llu)", wait->peer, seconds_since(top, wait->since_ns),
@@ -120,10 +120,10 @@ static void print_operations(const struct top *top, int first, int end)
             p99 = mine > p99 ? mine : p99;
         }
         if (count > 0 && p50 <= 0)
-            printf("  %-12s %9.0f/s\n", kernel_name((uint32_t)k), rate);
+            printf("  %-12s %9.0f/s\n", top_kernel_name((uint32_t)k), rate);
         else if (count > 0)
-            printf("  %-12s %9.0f/s  p50 %9.0f us  p99 %9.0f us  (slowest rank, since %s)\n", kernel_name((uint32_t)k),
-                   rate, p50, p99,
+            printf("  %-12s %9.0f/s  p50 %9.0f us  p99 %9.0f us  (slowest rank, since %s)\n",
+                   top_kernel_name((uint32_t)k), rate, p50, p99,
                    top_kernels_are_silent(top->pages[first].page) ? "epx top looks" : "the group was made");
     }
 }
@@ -176,7 +176,7 @@ static void print_verdict(const struct top *top, int first, int end)
     if (culprit < 0 || (longest < 0.5 && !top_kernels_are_silent(w)))
         return;
     if (at >= 0)
-        snprintf(what, sizeof(what), "process %d is %s", w->pid, state_text(top->pages[at].state));
+        snprintf(what, sizeof(what), "process %d is %s", w->pid, top_state_text(top->pages[at].state));
     else
         snprintf(what, sizeof(what), "%s",
                  w->nnodes > 1 ? "it has ended, or is on another machine" : "it has ended, or has EPX_TOP=0");
@@ -209,8 +209,8 @@ void top_print(const struct top *top)
 {
     if (top->count == 0)
         printf("epx top: no group of this user runs on this machine\n");
-    for (int first = 0; first < top->count; first = group_end(top, first))
-        print_group(top, first, group_end(top, first));
+    for (int first = 0; first < top->count; first = top_group_end(top, first))
+        print_group(top, first, top_group_end(top, first));
 }
 
 /* ---- JSON */
@@ -223,7 +223,7 @@ static void json_operations(const struct top *top, const struct top_page *p)
     for (int k = 0; k < WATCH_KERNELS; k++) {
         if (!p->page->count[k])
             continue;
-        printf("%s\"%s\":{\"count\":%llu,\"per_second\":%.1f", comma, kernel_name((uint32_t)k),
+        printf("%s\"%s\":{\"count\":%llu,\"per_second\":%.1f", comma, top_kernel_name((uint32_t)k),
                (unsigned long long)p->page->count[k], per_second(top, p->before[k], p->page->count[k]));
         if (top_percentile_us(p->page, k, 50) > 0)
             printf(",\"p50_us\":%.1f,\"p99_us\":%.1f", top_percentile_us(p->page, k, 50),
@@ -264,11 +264,11 @@ static void json_rank(const struct top *top, const struct top_page *p)
     const uint64_t running_ns = w->running_ns;
 
     printf("{\"rank\":%d,\"pid\":%d,\"state\":\"%s\",\"calls\":%llu,\"last_call\":\"%s\"", w->rank, w->pid,
-           state_text(p->state), (unsigned long long)w->calls, call_name(w).text);
+           top_state_text(p->state), (unsigned long long)w->calls, call_name(w).text);
     printf(",\"operations_per_second\":%.1f,\"bytes_per_second\":%.0f", operations_per_second(top, p),
            per_second(top, p->bytes_before, top_bytes(w)));
     if (running_ns)
-        printf(",\"runs\":\"%s\",\"runs_seconds\":%.3f", kernel_name(w->running), seconds_since(top, running_ns));
+        printf(",\"runs\":\"%s\",\"runs_seconds\":%.3f", top_kernel_name(w->running), seconds_since(top, running_ns));
     if (wait)
         printf(",\"waits\":{\"peer\":%d,\"phase\":\"%s\",\"seconds\":%.3f}", wait->peer,
                wait->phase == PHASE_NONE ? "" : phase_text(wait->phase), seconds_since(top, wait->since_ns));
@@ -280,10 +280,10 @@ static void json_rank(const struct top *top, const struct top_page *p)
 void top_print_json(const struct top *top)
 {
     printf("{\"groups\":[");
-    for (int first = 0; first < top->count; first = group_end(top, first)) {
+    for (int first = 0; first < top->count; first = top_group_end(top, first)) {
         const struct watch *w = top->pages[first].page;
         int page;
-        const int end = group_end(top, first), culprit = top_culprit(top, first, end, &page);
+        const int end = top_group_end(top, first), culprit = top_culprit(top, first, end, &page);
 
         printf(
             "%s{\"group\":\"%016llx\",\"ranks\":%d,\"nodes\":%d,\"device\":\"%s\",\"seconds\":%.1f,\"deadline_seconds\""
