@@ -7,7 +7,7 @@
 #include "util/runtime.h"
 #include "util/status.h"
 
-#define KNOWN "tcp, shm, ofi, ofi:PROVIDER (efa, cxi, verbs, tcp, shm), verbs, verbs:CARD, null, sim, auto"
+#define KNOWN "tcp, shm, ofi, ofi:PROVIDER (efa, cxi, verbs, tcp, shm), verbs, verbs:CARD, null, auto"
 
 static const struct {
     const char *name;
@@ -16,7 +16,7 @@ static const struct {
     int takes_provider;
 } names[] = {
     {"verbs", &net_verbs_ops, NULL, 1}, {"ofi", &net_ofi_ops, NULL, 1},   {"tcp", &net_ofi_ops, "tcp", 0},
-    {"shm", &net_ofi_ops, "shm", 0},    {"null", &net_null_ops, NULL, 0}, {"sim", &net_sim_ops, NULL, 0},
+    {"shm", &net_ofi_ops, "shm", 0},    {"null", &net_null_ops, NULL, 0},
 };
 enum { NAMES = (int)(sizeof(names) / sizeof(names[0])) };
 

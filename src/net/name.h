@@ -2,7 +2,7 @@
 /*
  * Names of networks, as EPX_NET, epx_group_config.net and `--net` give them:
  *
- *      NETWORK             verbs, ofi, null, sim
+ *      NETWORK             verbs, ofi, null; in a simulation its own, "sim" (util/runtime.h)
  *      NETWORK:PROVIDER    ofi:tcp (a libfabric provider), verbs:mlx5_0 (a card filter, as EPX_IB_HCA)
  *      tcp, shm            short for ofi:tcp and ofi:shm
  *

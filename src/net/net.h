@@ -55,7 +55,7 @@ struct net_options {
     int index; /* which endpoint of the rank */
     int timeout_ms;
     const char *provider; /* "" = automatic; ofi: "tcp", "shm", "efa", ...; verbs: card filter as EPX_IB_HCA */
-    void *world;          /* sim: the simulated world all ranks share; others ignore it */
+    void *world;          /* a simulation's: the world all ranks share; others ignore it */
     const uint8_t *key;   /* 32 bytes that only the ranks of the group know; NULL: arrivals are not checked */
     /* net_memory.kind of what will be registered; where it cannot be, caps() lacks NET_DEVICE_MEMORY */
     int memory_kind;
@@ -126,6 +126,6 @@ struct net {
  * */
 epx_status net_find(const char *name, const struct net_ops **ops, const char **provider);
 
-extern const struct net_ops net_ofi_ops, net_verbs_ops, net_sim_ops, net_null_ops;
+extern const struct net_ops net_ofi_ops, net_verbs_ops, net_null_ops;
 
 #endif

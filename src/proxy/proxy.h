@@ -33,7 +33,7 @@ struct proxy_options {
     int open_ms; /* for opening and registering together, and for connecting; 0 = timeout_ms */
     const struct net_ops *net;
     const char *provider;
-    void *world;            /* for the sim network */
+    void *world;            /* struct net_options */
     const uint8_t *key;     /* of the group, 32 bytes, for the network; NULL = none */
     const uint8_t *remote;  /* [nranks]: 1 = reached through the network */
     char pci[32];           /* of the GPU, for the choice of a card near it; "" = none */

@@ -245,6 +245,7 @@ static void swap_runtime(struct sim_net *world, const int *remote_rows)
                                          .device = &sim_device_ops,
                                          .conns = &sim_conn_ops,
                                          .proxies = world ? &sim_proxy_driver : NULL,
+                                         .net_guest = world ? &net_sim_ops : NULL,
                                          .net_world = world,
                                          .remote_rows = remote_rows,
                                          .last_error = sim_last_error});

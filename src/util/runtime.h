@@ -22,8 +22,8 @@ struct runtime {
     const struct device_ops *device;    /* is opened, whatever device is asked for */
     const struct conn_ops *conns;       /* connections between ranks; else TCP */
     const struct proxy_driver *proxies; /* runs the turns of proxies; else a thread for each */
-    void *net_world;                 /* what the endpoints of the network "sim" share; else there is no such network */
-    const struct net_ops *net_guest; /* one more network, the first that is tried; else none */
+    const struct net_ops *net_guest;    /* one more network, the first that is tried; else none */
+    void *net_world;                    /* what its endpoints share */
     /* Most rows that a rank sends to one rank of another node in low latency, where a simulation knows it: receive
      * buffers are no larger, so that thousands of ranks fit into memory. NULL or 0: any number. */
     const int *remote_rows;

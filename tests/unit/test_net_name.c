@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "net/name.h"
+#include "net/sim/sim.h"
+#include "util/runtime.h"
 #include "tests/lib/unit.h"
 
 static void expect(const char *text, const struct net_ops *ops, const char *provider)
@@ -31,7 +33,10 @@ static void networks_by_name(void **state)
     expect("verbs", &net_verbs_ops, "");
     expect("ofi", &net_ofi_ops, "");
     expect("null", &net_null_ops, "");
+    runtime_swap(&(const struct runtime){.net_guest = &net_sim_ops});
     expect("sim", &net_sim_ops, "");
+    expect("null", &net_null_ops, "");
+    runtime_swap(NULL);
 }
 
 static void tcp_and_shm_are_short_for_libfabric_s(void **state)
@@ -60,7 +65,8 @@ static void the_old_form_has_a_semicolon(void **state)
 
 static void unknown_names_list_the_known_ones(void **state)
 {
-    static const char *const unknown[] = {"pigeons", "of", "ofix", "tc", "tcpx", "verb", "efa", "Tcp", ":tcp", "nul:x"};
+    static const char *const unknown[] = {"pigeons", "of",  "ofix", "tc",    "tcpx", "verb",
+                                          "efa",     "Tcp", ":tcp", "nul:x", "sim"};
 
     (void)state;
     for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
@@ -73,7 +79,6 @@ static void a_provider_where_none_belongs(void **state)
 {
     (void)state;
     expect_error("null:any", "takes no provider");
-    expect_error("sim:any", "takes no provider");
     expect_error("tcp:shm", "takes no provider");
     expect_error("ofi:", "a libfabric provider");
     expect_error("ofi;", "a libfabric provider");

@@ -60,7 +60,8 @@ static int rank_looks(int rank, int n, epx_bootstrap *boot, void *arg)
     (void)n;
     (void)boot;
     *wrong += r->device != &sim_device_ops || r->conns != &sim_conn_ops || r->env != &sim_cpu_env;
-    *wrong += r->proxies != &sim_proxy_driver || !r->net_world || cpu_env_current() != &sim_cpu_env;
+    *wrong += r->proxies != &sim_proxy_driver || cpu_env_current() != &sim_cpu_env;
+    *wrong += !r->net_world || r->net_guest != &net_sim_ops;
     *wrong += host_now_ns() != sim_now();
     return 0;
 }

@@ -18,6 +18,8 @@
 
 #include "net/net.h"
 
+extern const struct net_ops net_sim_ops; /* runtime_swap() makes it the network of groups */
+
 struct sim_net; /* a world: what net_options.world points to */
 
 /* Instead of the options below: when a put posted now by endpoint `index` of rank `from` reaches the card of rank `to`,
