@@ -19,7 +19,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "man
 import header  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-STANDINS = ["include/nccl_ep/standin/nccl", "include/nccl_ep/standin/cuda", "include/nccl_ep", "include"]
+STANDINS = [os.path.join(ROOT, "standin/include", name) for name in ("nccl", "cuda")]
+INCLUDES = ["include/nccl_ep", "include"]
 HEADERS = {"epx": "include/epx/epx.h", "nccl_ep": "include/nccl_ep/nccl_ep.h"}
 # The lines of abidiff's report that tell of additions, and those that lead to them.
 ADDITION = re.compile(r"""\s*(
@@ -50,7 +51,7 @@ def empty_library(tree, name, folder):
     with open(source, "w", encoding="utf-8") as file:
         file.write(f'#include "{path}"\n' + "\n".join(f"{code[:-1]} {{ __builtin_trap(); }}" for code in functions))
     library = os.path.join(folder, f"lib{name}.so")
-    includes = [f"-I{os.path.join(tree, include)}" for include in STANDINS]
+    includes = [f"-I{folder}" for folder in STANDINS + [os.path.join(tree, include) for include in INCLUDES]]
     run("cc", "-g", "-O0", "-w", "-shared", "-fPIC", "-fvisibility=hidden", *includes, source, "-o", library)
     return library, len(functions)
 

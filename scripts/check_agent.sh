@@ -39,7 +39,7 @@ on_cpu=$(defined "${cpu[@]}") on_gpu=$(defined "${gpu[@]}")
 used=$(cat src/kernel/*.h | sed -E '/^ \*/d; s|/\*.*\*/||' |
     grep -oE '\b((ag|copy_set|word_set|sum_set|command_set|pair_set)_[a-z0-9_]+|AG_[A-Z_]+)\b' | sort -u)
 in_kernel=$(defined src/kernel/*.h)
-in_sim=$(defined src/sim/prims.h)
+in_sim=$(defined sim/prims.h)
 
 missing "listed in kernel/agent.h, not defined in ${cpu[*]}" < <(comm -23 <(echo "$required") <(echo "$on_cpu"))
 missing "listed in kernel/agent.h, not defined in device/gpu/*.cuh" \

@@ -27,7 +27,7 @@ done
 cc -x c -std=c11 -pedantic -Wall -Wextra -Werror -Iinclude -fsyntax-only - <<<"$program"
 
 # nccl_ep.h, with all its initial values.
-standin="-Iinclude/nccl_ep -Iinclude/nccl_ep/standin/nccl -Iinclude/nccl_ep/standin/cuda"
+standin="-Iinclude/nccl_ep -Istandin/include/nccl -Istandin/include/cuda"
 values=$(grep -oE '#define NCCL_EP_[A-Z_]+_INIT ' include/nccl_ep/nccl_ep.h | awk '{print $2}' | sort -u)
 [ "$(wc -w <<<"$values")" -eq 12 ] || { echo "expected 12 NCCL_EP_*_INIT in nccl_ep.h, got" $values; exit 1; }
 program=$(

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Includes under src/ point downwards only (docs/architecture.md). Everything may include epx/epx.h and
-# kernel/params.h, stages.h, marks.h, times.h and command.h, the words that host and kernels share. Kernels include
-# kernel/ alone; a device's kernels.* and the files of a GPU's compiler (*.cu, *.hip) are where a device's compiler
-# meets them, so they may include them.
+# Includes under src/ point downwards only (docs/architecture.md), and none leaves it; those of sim/ and standin/ point
+# into it. Everything may include epx/epx.h and kernel/params.h, stages.h, marks.h, times.h and command.h, the words
+# that host and kernels share. Kernels include kernel/ alone; a device's kernels.* and the files of a GPU's compiler
+# (*.cu, *.hip) are where a device's compiler meets them, so they may include them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,8 +18,9 @@ allowed() { # layer of the including file -> the layers it may include
     device) echo "device util" ;;
     boot) echo "boot util" ;;
     util) echo "util" ;;
+    nccl_ep) echo "nccl_ep boot util" ;;                 # a library of its own, over epx.h
     sim) echo "sim proxy net kernel device boot util" ;; # takes the place of threads, device and network
-    compat) echo "compat boot util" ;;                 # libraries of their own, over epx.h
+    standin) echo "standin nccl_ep boot util" ;;
     *) echo "" ;;
     esac
 }
@@ -47,7 +48,7 @@ check() { # file, included path
         return
     fi
     if [ -z "$(allowed "$from")" ]; then
-        complain "$file" "$path" "src/$from is no layer that docs/architecture.md knows"
+        complain "$file" "$path" "$from is no layer that docs/architecture.md knows"
     elif [[ " $(allowed "$from") " != *" $to "* ]]; then
         complain "$file" "$path" "$from may include only: $(allowed "$from")"
     fi
@@ -58,7 +59,7 @@ while IFS=: read -r file line; do
     check "$file" "$(sed -E 's/^[^"]*"([^"]*)".*$/\1/' <<<"$line")"
     count=$((count + 1))
 done < <(grep -rE --include='*.[ch]' --include='*.cu' --include='*.cuh' --include='*.hip' \
-    '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' src || true)
+    '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' src sim standin || true)
 
 [ "$bad" -eq 0 ] && echo "$count includes point downwards"
 [ "$bad" -eq 0 ]

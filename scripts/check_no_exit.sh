@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check_no_exit.sh [LIBRARY...]: nothing under src/ ends the user's process. Looks at the text (comments and strings
-# removed), or where libraries are given, at what they import.
+# check_no_exit.sh [LIBRARY...]: nothing under src/, sim/ and standin/ ends the user's process. Looks at the text
+# (comments and strings removed), or where libraries are given, at what they import.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +19,7 @@ while read -r file; do
         sed -E 's/^[0-9]+:/   /' <<<"$hits"
         bad=$((bad + 1))
     fi
-done < <([ $# -gt 0 ] || find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.hip' | sort)
+done < <([ $# -gt 0 ] || find src sim standin -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.hip' | sort)
 
 for library in "$@"; do
     count=$((count + 1))

@@ -20,9 +20,8 @@ check() { # library, header, pattern of a name, pattern of its version ("" = non
     exported=$(nm -D --defined-only --with-symbol-versions "$build/$library" | awk '$2 != "A" {print $NF}' | sort)
     names=$(sed 's/@.*//' <<<"$exported" | sort -u)
     # Only what is in the header itself: it includes others.
-    declared=$(gcc -E -Iinclude -Iinclude/nccl_ep -Iinclude/nccl_ep/standin/nccl \
-        -Iinclude/nccl_ep/standin/cuda -x c "include/$header" |
-        awk -v file="include/$header" '/^# [0-9]/ { mine = index($3, "\"" file "\"") == 1; next } mine' | tr '\n' ' ' |
+    declared=$(gcc -E -Iinclude -Iinclude/nccl_ep -Istandin/include/nccl -Istandin/include/cuda -x c "$header" |
+        awk -v file="$header" '/^# [0-9]/ { mine = index($3, "\"" file "\"") == 1; next } mine' | tr '\n' ' ' |
         grep -oE 'visibility\("default"\)[^;{]*' | grep -oE "$name *\(" | tr -d ' (' | sort -u)
     report "$library: exported with another version than $version" \
         "$(grep -vE "^[A-Za-z0-9_]+$version\$" <<<"$exported" | sed '/^$/d' || true)"
@@ -33,10 +32,10 @@ check() { # library, header, pattern of a name, pattern of its version ("" = non
     total=$((total + $(wc -l <<<"$names")))
 }
 
-check libepx.so epx/epx.h 'epx_[a-z0-9_]+' '@@EPX_[0-9.]+'
-check libnccl_ep.so nccl_ep/nccl_ep.h 'ncclEp[A-Za-z]+' ''
-check libepx_nccl.so nccl_ep/standin/nccl/nccl.h '(nccl|epxNccl)[A-Za-z]+' ''
-check libepx_cudart.so nccl_ep/standin/cuda/cuda_runtime.h '(cuda|epxCudart)[A-Za-z]+' ''
+check libepx.so include/epx/epx.h 'epx_[a-z0-9_]+' '@@EPX_[0-9.]+'
+check libnccl_ep.so include/nccl_ep/nccl_ep.h 'ncclEp[A-Za-z]+' ''
+check libepx_nccl.so standin/include/nccl/nccl.h '(nccl|epxNccl)[A-Za-z]+' ''
+check libepx_cudart.so standin/include/cuda/cuda_runtime.h '(cuda|epxCudart)[A-Za-z]+' ''
 if [ -f "$build/libepx_cuda.so" ]; then
     kernels=$(nm -C "$build/libepx_cuda.so" | grep -oE ' epx_(ll|ll_one_node|ll_marks|ht)::[a-z]+\(' | tr -d ' (' |
         sort -u)

@@ -72,8 +72,8 @@ import scikit_build_core.build as backend, sys
 print(backend.build_sdist(sys.argv[1]))" "$scratch" >"$scratch/name"
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     tar tzf "$scratch/$(tail -1 "$scratch/name")" | sed 's|^[^/]*/||' | sort >"$scratch/packed"
-    missing=$(git ls-files -- CMakeLists.txt LICENSE README.md bench cmake include src tests/lib tools python \
-        pyproject.toml | sort |
+    missing=$(git ls-files -- CMakeLists.txt LICENSE README.md bench cmake include sim src standin tests/lib tools \
+        python pyproject.toml | sort |
         comm -23 - "$scratch/packed")
     [ -z "$missing" ] || fail "the sdist lacks: $missing"
 fi

@@ -9,7 +9,8 @@ import subprocess
 import docs_code
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SOURCES = ["cmake", "debian", "examples", "include", "python", "scripts", "src", "tests", "tools"]
+SOURCES = ["bench", "cmake", "debian", "examples", "include", "python", "scripts", "sim", "src", "standin", "tests",
+           "tools"]
 FILE = r"(?<![\w./-])((?:" + "|".join([*SOURCES, "docs"]) + r")/[\w./*-]+)"
 WORD = r"\b(?:EPX_[A-Z0-9_]*[A-Z0-9]|epx_[a-z0-9_]*[a-z0-9]|ncclEp\w+|NCCL_EP_[A-Z0-9_]*[A-Z0-9])\b(?!\*|[_.]|-)"
 # Programs of others that the pages start, and the options that they have: who needs one more has tried it.

@@ -21,7 +21,8 @@ if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     mapfile -t files < <(git ls-files --cached -- '*.c' '*.h' '*.cu' '*.cuh' '*.hip' |
         while read -r f; do [ -f "$f" ] && echo "$f"; done)
 else
-    mapfile -t files < <(find include src tools tests examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+    mapfile -t files < <(find include src sim standin bench tools tests examples \
+        -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 fi
 [ ${#files[@]} -eq 0 ] && exit 0
 

@@ -15,6 +15,7 @@ from c_program import printed_by
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 INCLUDE = os.path.join(ROOT, "include", "nccl_ep")
+STANDIN = os.path.join(ROOT, "standin", "include")
 OURS = os.path.join(ROOT, "python", "nccl", "ep")
 
 
@@ -53,7 +54,7 @@ class NcclAbi(unittest.TestCase):
             for field, *_ in struct._fields_:
                 lines.append('printf("%s.%s %%zu\\n", offsetof(%s, %s));' % (name, field, name, field))
                 expected["%s.%s" % (name, field)] = getattr(struct, field).offset
-        got = printed_by("nccl_ep.h", lines, INCLUDE, INCLUDE + "/standin/nccl", INCLUDE + "/standin/cuda")
+        got = printed_by("nccl_ep.h", lines, INCLUDE, STANDIN + "/nccl", STANDIN + "/cuda")
         self.assertEqual(got, expected)
 
     @unittest.skipUnless(os.path.isdir(INCLUDE), "needs the header")

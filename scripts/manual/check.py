@@ -54,7 +54,8 @@ def declared(build):
     """Names that code has: not comments, which the pages repeat. And the variables, from their table."""
     names = set(re.findall(r"^\| `(\w+)`", ask(build, "help", "environment", "--markdown"), re.MULTILINE))
     sources = glob.glob(os.path.join(docs_names.ROOT, "include", "*", "*.h"))
-    sources += glob.glob(os.path.join(docs_names.ROOT, "src", "**", "*.[ch]"), recursive=True)
+    for folder in ("src", "standin"):
+        sources += glob.glob(os.path.join(docs_names.ROOT, folder, "**", "*.[ch]"), recursive=True)
     for path in sources:
         with open(path, encoding="utf-8") as source:
             names |= set(re.findall(r"\w+", re.sub(r"/\*.*?\*/", "", source.read(), flags=re.DOTALL)))

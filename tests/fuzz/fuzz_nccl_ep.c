@@ -8,7 +8,7 @@
  */
 #include "fuzz.h"
 
-#include "compat/nccl_ep/compat.h"
+#include "nccl_ep/compat.h"
 
 enum { TENSORS = 16, CALLS = 8, RANKS = 2, EXPERTS = 4, TOKENS = 6, BYTES = 1024 };
 

@@ -6,7 +6,7 @@ set -eu
 . "$(dirname "$0")/../lib/script.sh"
 
 sed -n 's/^| `\(EPX_[A-Z_]*\)`.*/\1/p' "$root/docs/environment.md" | sort -u >"$work/documented"
-find "$root/src" "$root/python/epx" "$root/python/deep_ep" "$root/python/install" -name '*.[ch]' \
+find "$root/src" "$root/standin" "$root/python/epx" "$root/python/deep_ep" "$root/python/install" -name '*.[ch]' \
     ! -path "$root/src/util/env.c" -o -name '*.py' -o -name '*.pth' |
     xargs grep -hoE '"EPX_[A-Z_]+"' |
     tr -d '"' | sort -u >"$work/read"
@@ -16,7 +16,7 @@ fi
 if grep -E '^\| `EPX_[A-Z_]+` \|[^|]*\| *\|' "$root/docs/environment.md"; then
     die "a variable without a default"
 fi
-if grep -rnE 'getenv\("EPX_' "$root/src"; then
+if grep -rnE 'getenv\("EPX_' "$root/src" "$root/standin"; then
     die "EPX_ variables are read through util/env.h only"
 fi
 echo "$(wc -l <"$work/read") variables are read and documented"

@@ -20,7 +20,7 @@ module() {
     shift 2
     local flags=(-O1 -g1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fPIC -fvisibility=hidden -ffp-contract=off
         -fno-strict-aliasing -ftls-model=initial-exec -DLAUNCH_WARPS=2 "-DEPX_HARDWARE=\"hardware.h\"" -I"$root/include"
-        -I"$root/src" -I"$root/tests/gpu_lanes" "$@")
+        -I"$root/src" -I"$root" -I"$root/tests/gpu_lanes" "$@")
     mkdir -p "$folder"
     for files in "ll_dispatch ll_combine mask layout_count ring_bench" "ht_notify ht_dispatch ht_combine" \
         ll_combine_logfmt "ll_dispatch_one_node ll_combine_one_node" ll_combine_logfmt_one_node; do
@@ -39,12 +39,12 @@ module() {
     done
     "$cc" -std=gnu11 -D_GNU_SOURCE= -shared "${flags[@]}" -o "$folder/libepx_$name.so" \
         "$root/tests/gpu_lanes/module.c" \
-        "$root/tests/gpu_lanes/lanes.c" "$root/tests/gpu_lanes/bus.c" "$root/src/sim/fiber.c" "${objects[@]}" \
+        "$root/tests/gpu_lanes/lanes.c" "$root/tests/gpu_lanes/bus.c" "$root/sim/fiber.c" "${objects[@]}" \
         -lstdc++ -lm -lpthread || return
     for file in logfmt_bits block_leave; do
         "$cxx" -x c++ -std=c++17 "${flags[@]}" -c "$root/tests/gpu_lanes/$file.cu" -o "$folder/$file.o" || return
         "$cc" -std=gnu11 -D_GNU_SOURCE= "${flags[@]}" -o "$folder/$file" "$folder/$file.o" \
-            "$root/tests/gpu_lanes/lanes.c" "$root/tests/gpu_lanes/bus.c" "$root/src/sim/fiber.c" \
+            "$root/tests/gpu_lanes/lanes.c" "$root/tests/gpu_lanes/bus.c" "$root/sim/fiber.c" \
             "$build/libepx_static.a" -lstdc++ -lm -lpthread -ldl || return
     done
 }

@@ -18,9 +18,9 @@ passed() { # name, status
 mpi=(mpirun --oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none)
 [ "$(id -u)" -ne 0 ] || mpi+=(--allow-run-as-root)
 if command -v mpicxx >/dev/null && command -v mpirun >/dev/null; then
-    include=$root/include/nccl_ep
     mpicxx -std=c++20 -O1 -Wall -Wextra -Wno-missing-field-initializers -Wno-cast-function-type -Werror \
-        -I"$include" -I"$include/standin/nccl" -I"$include/standin/cuda" "$root/tests/nccl_ep/program.cpp" \
+        -I"$root/include/nccl_ep" -I"$root/standin/include/nccl" -I"$root/standin/include/cuda" \
+        "$root/tests/nccl_ep/program.cpp" \
         -L"$build" -lnccl_ep -lepx_nccl -lepx_cudart -Wl,-rpath,"$build" -o "$work/program"
     passed "C++20 with MPI, compiled" $?
     timeout 200 "${mpi[@]}" -n 4 "$work/program"

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "net/name.h"
-#include "net/sim/sim.h"
+#include "sim/net.h"
 #include "util/runtime.h"
 #include "tests/lib/unit.h"
 

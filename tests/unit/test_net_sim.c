@@ -3,7 +3,7 @@
  * for ThreadSanitizer. ctest: cost=15 labels=notsan */
 #include "tests/unit/net_suite_cmocka.h"
 
-#include "net/sim/sim.h"
+#include "sim/net.h"
 #include "util/runtime.h"
 
 static struct sim_net *make_world(int nranks, struct sim_net_options options)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "net/sim/sim.h"
+#include "sim/net.h"
 #include "tests/lib/unit.h"
 
 enum { HEAP = 1 << 16 };

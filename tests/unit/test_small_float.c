@@ -3,7 +3,7 @@
  * ctest: labels=notsan (one thread) */
 #include <math.h>
 
-#include "include/nccl_ep/standin/cuda/epx_small_float.h"
+#include "standin/include/cuda/epx_small_float.h"
 #include "tests/lib/unit.h"
 #include "util/numeric.h"
 

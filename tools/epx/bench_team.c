@@ -145,7 +145,7 @@ static int mpirun_words(const struct bench_config *config, const char *shm_path,
                                   "btl_vader_single_copy_mechanism",
                                   "cma",
                                   NULL};
-    /* The baseline takes the place of ssh (tools/mpi/node.h). */
+    /* The baseline takes the place of ssh (bench/mpi/node.h). */
     const char *const nodes[] = {
         "--host", run->hosts, "--mca",          "plm_rsh_agent", run->agent,           "--mca", "pml", "ob1",
         "--mca",  "btl",      "self,vader,tcp", "--mca",         "btl_tcp_if_include", "lo",    NULL};

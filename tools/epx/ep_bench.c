@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* epx ep-bench: ranks of epx-ep-bench (tools/ep_bench), which lies beside this program; in a launcher's world, this
+/* epx ep-bench: ranks of epx-ep-bench (bench/ep_bench), which lies beside this program; in a launcher's world, this
  * process is one of them. */
 #include <errno.h>
 #include <limits.h>
