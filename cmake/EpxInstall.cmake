@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake --install: headers, libepx.so, libnccl_ep.so and the stand-ins, pkg-config's files, the CMake package, and
-# completion for shells.
+# completion for shells. What belongs to the stand-ins lies apart from the rest, so that a package of its own may have it
+# (debian/).
 
 set(epx_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/epx)
 
-install(TARGETS epx nccl_ep epx_nccl epx_cudart EXPORT epx-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS epx nccl_ep EXPORT epx-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS epx_nccl epx_cudart EXPORT epx-standin-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/epx ${PROJECT_SOURCE_DIR}/include/nccl_ep
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/standin/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/epx-standin)
 # For programs that look for NCCL by its name: LD_LIBRARY_PATH may have this folder.
 install(FILES $<TARGET_FILE:epx_nccl> DESTINATION ${CMAKE_INSTALL_LIBDIR}/epx-standin RENAME libnccl.so.2)
 install(EXPORT epx-targets NAMESPACE epx:: DESTINATION ${epx_cmake_dir})
+install(EXPORT epx-standin-targets NAMESPACE epx:: DESTINATION ${epx_cmake_dir})
 
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/epx-config-version.cmake COMPATIBILITY SameMinorVersion)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/epx-config.cmake.in ${PROJECT_BINARY_DIR}/epx-config.cmake

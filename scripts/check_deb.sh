@@ -12,7 +12,7 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-packages=(libepx0 libepx-dev epx-tools python3-epx)
+packages=(libepx0 libepx-dev epx-tools python3-epx) # what production installs
 
 quietly() { # command...
     "$@" </dev/null >"$work/log" 2>&1 || { cat "$work/log" && echo "check_deb: failed: $*" && exit 1; }
@@ -33,15 +33,25 @@ quietly apt-get install -y --no-install-recommends gcc libc6-dev pkg-config pyth
 quietly apt-get install -y --no-install-recommends $(dpkg-deb -f "$debs"/libepx0_*.deb Recommends | tr ',' ' ')
 files >"$work/before"
 
-quietly apt-get install -y --no-install-recommends "$debs"/*.deb
+# Nothing that takes the place of NCCL or CUDA is in them.
+for package in "${packages[@]}"; do
+    files_of=$(dpkg-deb -c "$debs/$package"_*.deb)
+    ! grep -E 'libnccl\.so|libepx_(nccl|cudart)|/(nccl|cuda[a-z_0-9]*|nvToolsExt)\.h' <<<"$files_of" ||
+        fail "a stand-in is in $package"
+done
+mapfile -t given < <(printf "$debs/%s_*.deb\n" "${packages[@]}")
+# shellcheck disable=SC2068
+quietly apt-get install -y --no-install-recommends ${given[@]}
 echo "installed: $(dpkg-query -W -f '${Package} ${Version}, ' "${packages[@]}")"
 
 # epx-tools
 quietly epx doctor
 quietly epx bench ll --ranks 4 --tokens 16 --hidden 512 --iters 2 --check
 quietly epx bench ht --ranks 4 --nodes 2 --tokens 16 --hidden 512 --iters 2 --check
-quietly epx ep-bench -n 2 --tokens 4 --hidden 256 --experts 4 --top-k 2 --iters 1 --warmup 0 --validate
-echo "ok: epx doctor, bench and ep-bench"
+ep_bench=(epx ep-bench -n 2 --tokens 4 --hidden 256 --experts 4 --top-k 2 --iters 1 --warmup 0 --validate)
+! "${ep_bench[@]}" 2>"$work/err" || fail "epx ep-bench runs without epx-standin"
+grep -q epx-standin "$work/err" || fail "epx ep-bench without epx-standin: got $(cat "$work/err")"
+echo "ok: epx doctor and bench"
 
 # libepx-dev: the example that is installed, compiled as its reader would
 example=/usr/share/doc/libepx-dev/examples/hello.c
@@ -66,6 +76,17 @@ PYTHON
 quietly epx run -n 2 python3 ranks.py
 grep -q "rank 1 of 2" "$work/log" || fail "two ranks in Python: got $(cat "$work/log")"
 echo "ok: two ranks in Python"
+
+# epx-standin: ep-bench, and the example for nccl_ep.h
+quietly apt-get install -y --no-install-recommends "$debs"/epx-standin_*.deb
+packages+=(epx-standin)
+quietly "${ep_bench[@]}"
+example=/usr/share/doc/libepx-dev/examples/nccl_ep_hello.c
+[ -e "$example" ] || { gunzip -c "$example.gz" >nccl_ep_hello.c && example=nccl_ep_hello.c; }
+# shellcheck disable=SC2046
+quietly cc "$example" $(pkg-config --cflags --libs epx-nccl-ep epx-standin epx) -o nccl_ep_hello
+quietly epx run -n 4 ./nccl_ep_hello
+echo "ok: epx ep-bench, and nccl_ep_hello.c on the stand-ins"
 
 quietly apt-get purge -y "${packages[@]}"
 quietly apt-get autoremove -y --purge

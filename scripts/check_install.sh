@@ -55,7 +55,7 @@ cp "$example" "$scratch/nccl_hello.c"
 cat >"$scratch/cmake-nccl/CMakeLists.txt" <<'CMAKE'
 cmake_minimum_required(VERSION 3.22)
 project(consumer LANGUAGES C)
-find_package(epx 0.1 REQUIRED)
+find_package(epx 0.1 REQUIRED COMPONENTS standin)
 add_executable(by_cmake ../nccl_hello.c)
 target_link_libraries(by_cmake PRIVATE epx::nccl_ep epx::standin_nccl epx::standin_cudart epx::epx)
 CMAKE
@@ -79,4 +79,17 @@ if [ -x "$scratch/prefix/bin/epx" ]; then
         echo "the installed epx needs libepx.so"
         exit 1
     fi
+fi
+
+# The stand-ins have a package of their own (debian/epx-standin.install): without their files the rest is whole.
+find "$scratch/prefix" \( -name '*epx-standin*' -o -name 'libepx_nccl*' -o -name 'libepx_cudart*' \) -prune \
+    -exec rm -r {} +
+cmake -S "$scratch/cmake" -B "$scratch/cmake/without" -DCMAKE_PREFIX_PATH="$scratch/prefix" >/dev/null
+cmake --build "$scratch/cmake/without" >/dev/null
+"$scratch/cmake/without/by_cmake"
+if cmake -S "$scratch/cmake-nccl" -B "$scratch/cmake-nccl/without" -DCMAKE_PREFIX_PATH="$scratch/prefix" \
+    >"$scratch/log" 2>&1 || ! grep -q standin "$scratch/log"; then
+    echo "find_package(epx COMPONENTS standin) without the stand-ins: expected an error that names them, got:"
+    cat "$scratch/log"
+    exit 1
 fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # deb.sh [FOLDER]: Debian packages of this tree, built in FOLDER (build-deb) and left there: libepx0, libepx-dev,
-# epx-tools, python3-epx. As root it installs what the build needs. scripts/packages.sh tests them on bare machines.
+# epx-tools, epx-standin, python3-epx. As root it installs what the build needs. scripts/packages.sh tests them on bare
+# machines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-build-deb}

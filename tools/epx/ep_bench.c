@@ -31,8 +31,8 @@ static int find_program(char path[PATH_MAX])
     strcpy(end ? end + 1 : path, name);
     if (!access(path, X_OK))
         return 0;
-    fprintf(stderr, "epx ep-bench: %s: %s (it is built with EPX%s)\n", path, strerror(errno),
-            strstr(name, "cuda") ? " where CUDA is" : "");
+    fprintf(stderr, "epx ep-bench: %s: %s; %s\n", path, strerror(errno),
+            strstr(name, "cuda") ? "build EPX where CUDA is" : "build EPX, or install the package epx-standin");
     return -1;
 }
 
