@@ -33,7 +33,7 @@ has() { # WHAT WORD GOT
 same "bash: a command" "top trace" "$(bash_words "$epx" t)"
 same "bash: an option" "--json" "$(bash_words "$epx" top --j)"
 same "bash: help of a command" "environment ep-bench" "$(bash_words "$epx" help e)"
-same "bash: values of an option" "uniform zipf" "$(bash_words "$epx" sim --routing '' | tr ' ' '\n' | grep -E '^[uz]' | paste -sd' ')"
+same "bash: values of an option" "groups hot uniform zipf" "$(bash_words "$epx" sim --routing '')"
 same "bash: a value behind =" "cpu" "$(bash_words "$epx" bench --device = cp)"
 same "bash: a file" "a_file" "$(bash_words "$epx" trace a_)"
 while read -r command; do

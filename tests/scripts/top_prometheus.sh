@@ -22,8 +22,8 @@ set -m
     >"$work/bench" 2>&1 &
 bench=$!
 set +m
-group=$(python3 "$(dirname "$0")/top_look.py" "$epx" "$bench" "len(r) == 2 and all(h['operations'] for h in r.values())" \
-    "g['group']") || die "a group that runs: $(cat "$work/bench")"
+group=$(python3 "$(dirname "$0")/top_look.py" "$epx" "$bench" \
+    "len(r) == 2 and all(h['operations'] for h in r.values())" "g['group']") || die "a group that runs: $(cat "$work/bench")"
 metrics "$work/during"
 python3 - "$work/during" "$group" "$root/examples/grafana/epx.json" <<'EOF' || die "the metrics of a group that runs"
 import json, re, sys
@@ -49,8 +49,8 @@ for rank in 0, 1:
         assert 0 < total < 100 * count
     assert values("epx_sent_bytes_total", rank=rank, to="node")[0] > 0
     assert values("epx_group_failed", rank=rank) == values("epx_masked_ranks", rank=rank) == [0]
-asked = set(re.findall(r"epx_\w+", " ".join(
-    target["expr"] for panel in json.load(open(sys.argv[3], encoding="ascii"))["panels"] for target in panel["targets"])))
+panels = json.load(open(sys.argv[3], encoding="ascii"))["panels"]
+asked = set(re.findall(r"epx_\w+", " ".join(target["expr"] for panel in panels for target in panel["targets"])))
 assert len(asked) >= 5 and not asked - names, asked - names
 EOF
 echo "ok: metrics of a group that runs; the dashboard's are among them"

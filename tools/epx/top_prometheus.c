@@ -51,8 +51,8 @@ static void operations(const struct top *top, const struct top_page *p, const ch
                    top_kernel_name((uint32_t)k), quantiles[q], top_percentile_us(w, k, quantiles[q] * 100) / 1e6);
         printf("epx_operation_duration_seconds_sum{%s,operation=\"%s\"} %.9g\n", labels, top_kernel_name((uint32_t)k),
                (double)w->total_ns[k] / 1e9);
-        printf("epx_operation_duration_seconds_count{%s,operation=\"%s\"} %llu\n", labels,
-               top_kernel_name((uint32_t)k), (unsigned long long)w->count[k]);
+        printf("epx_operation_duration_seconds_count{%s,operation=\"%s\"} %llu\n", labels, top_kernel_name((uint32_t)k),
+               (unsigned long long)w->count[k]);
     }
 }
 
