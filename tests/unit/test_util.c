@@ -208,6 +208,12 @@ static void warn_of_unknown_variables(void)
     setenv("EPX_LOGG", "debug", 1);
     setenv("EPX_PROXY_THRAEDS", "2", 1);
     setenv("EPX_XYZZY", "1", 1);
+    setenv("EPX_TIMEOUT", "3000", 1);
+    setenv("EPX_TIMOUT", "3000", 1);
+    setenv("EPX_LOG_LEVEL", "info", 1);
+    setenv("EPX_LOG_", "info", 1);
+    setenv("EPX_HCA", "mlx5_0", 1);
+    setenv("EPX_FOO_BAR", "1", 1);
     setenv("EPX_TEST_SCALE", "1", 1);
     setenv("EPX_NET", "null", 1);
     env_warn_unknown();
@@ -219,8 +225,14 @@ static void unknown_variables_are_warned_about_once(void **state)
     static const char *const lines[] = {
         "epx: warn: EPX_LOGG is set, but EPX reads no such variable: did you mean EPX_LOG?\n",
         "epx: warn: EPX_PROXY_THRAEDS is set, but EPX reads no such variable: did you mean EPX_PROXY_THREADS?\n",
+        "epx: warn: EPX_TIMEOUT is set, but EPX reads no such variable: did you mean EPX_TIMEOUT_MS?\n",
+        "epx: warn: EPX_TIMOUT is set, but EPX reads no such variable: did you mean EPX_TIMEOUT_MS?\n",
+        "epx: warn: EPX_LOG_LEVEL is set, but EPX reads no such variable: did you mean EPX_LOG?\n",
+        "epx: warn: EPX_LOG_ is set, but EPX reads no such variable: did you mean EPX_LOG?\n",
+        "epx: warn: EPX_HCA is set, but EPX reads no such variable: did you mean EPX_IB_HCA?\n",
+        "epx: warn: EPX_FOO_BAR is set, but EPX reads no such variable (epx doctor lists all)\n",
         "epx: warn: EPX_XYZZY is set, but EPX reads no such variable (epx doctor lists all)\n"};
-    char text[2048];
+    char text[4096];
     size_t bytes = 0;
 
     (void)state;
