@@ -78,7 +78,7 @@ enum net_event_kind {
     /* This peer is lost: what was posted to it will not complete. `error` is an errno value. Nothing that is stored in
      * the own region from now on reaches it, or, with `reads`, once the endpoint is closed. */
     NET_FAILED,
-    NET_REFUSED /* `count` arrivals were not from peers, and are ignored */
+    NET_REFUSED /* `count` arrivals or connections were not from peers: ignored, or shut */
 };
 
 struct net_event {

@@ -449,22 +449,15 @@ static int take_sent(struct ofi_net *n, int ndirty, struct net_event *events)
     return ndirty;
 }
 
-void ofi_count_refused(struct ofi_net *n, uint32_t count)
-{
-    const uint64_t steps = n->refused / OFI_REFUSED_STEP;
-
-    n->refused += count;
-    n->refused_news += count;
-    n->shut_due |= n->tokens && n->refused / OFI_REFUSED_STEP > steps;
-}
-
 static void refuse(struct ofi_net *n)
 {
     if (!n->refused)
         log_line(LOG_WARN,
                  "ofi: ignored an arrival that no rank of this group has sent, and counts more: somebody else "
                  "writes to the port of this rank");
-    ofi_count_refused(n, 1);
+    n->refused++;
+    n->refused_news++;
+    n->shut_due |= n->tokens && n->refused % OFI_REFUSED_STEP == 0;
 }
 
 /* CQ data of an incoming write: 1 and the event, or 0. */

@@ -181,7 +181,7 @@ struct ofi_net {
     struct ofi_local *local;   /* process.c */
     struct ofi_tokens *tokens; /* NULL: arrivals are not checked */
     uint64_t refused;          /* arrivals that were not from peers */
-    uint32_t refused_news;     /* of these, not yet reported */
+    uint32_t refused_news;     /* of these and of shut connections, not yet reported */
     char why[256];             /* net.why */
     int *held, nheld;          /* peers with a held put */
     int *dirty;                /* peers with completions in the current batch */
@@ -234,8 +234,6 @@ int ofi_shut_strangers(struct ofi_net *n, int all);
 int ofi_shut_peer(struct ofi_net *n, int peer);
 /* While hellos are awaited: shuts strangers now and then. */
 void ofi_look_around(struct ofi_net *n);
-/* Arrivals or connections of strangers. Strangers are to be shut out where a step is passed, be it by several. */
-void ofi_count_refused(struct ofi_net *n, uint32_t count);
 
 /* After connect: starts the connection, or expects the peer to. */
 void ofi_start_connection(struct ofi_net *n, int peer);

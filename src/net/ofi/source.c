@@ -246,7 +246,7 @@ static int shut(struct ofi_net *n, const struct links *strangers, int count, int
             done += !shutdown(strangers->at[i].fd, SHUT_RDWR);
     if (done)
         log_line(LOG_WARN, "ofi: %d connections to this rank were not made by ranks of this group, and are shut", done);
-    ofi_count_refused(n, (uint32_t)done);
+    n->refused_news += (uint32_t)done;
     return done;
 }
 
