@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "device/module.h"
+#include "device/probe.h"
 #include "util/env.h"
 #include "util/runtime.h"
 #include "util/sigactions.h"
@@ -32,6 +33,19 @@ static epx_status auto_kind(epx_device *kind)
     return fail(EPX_ERR_ARGUMENT, "EPX_DEVICE: expected auto, cpu, cuda or hip, got \"%s\"", value);
 }
 
+epx_status device_explain(const char *name, epx_status status)
+{
+    struct gpu_probe probe;
+
+    if (status != EPX_ERR_UNSUPPORTED)
+        return status;
+    gpu_probe(name, &probe);
+    if (probe.count)
+        return status;
+    return fail(status, "device %s: expected a GPU, found none: %s; choose the device cpu, or see `epx doctor`", name,
+                probe.why);
+}
+
 static epx_status open_module(const char *name, int index, struct device **device)
 {
     const struct device_ops *ops;
@@ -43,6 +57,7 @@ static epx_status open_module(const char *name, int index, struct device **devic
     status = device_module_open(name, &ops);
     if (status == EPX_OK)
         status = ops->open(index, device);
+    status = device_explain(name, status);
     sigactions_restore(&actions, name);
     return status;
 }

@@ -156,6 +156,9 @@ struct device {
     int keeps;
 };
 
+/* The status of a device that could not be opened; where this machine has no GPU, that is the reason given, and not the
+ * module or the runtime that miss it too. */
+epx_status device_explain(const char *name, epx_status status);
 /* Finds and opens: AUTO follows EPX_DEVICE, else the CPU. */
 epx_status device_open(epx_device kind, int index, struct device **device);
 

@@ -61,7 +61,7 @@ if [ -e /dev/kfd ]; then
 else
     EPX_MODULE_DIR=$work timeout 200 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
     rc=$?
-    [ $rc -eq 2 ] && grep -q "device hip: no GPU can be used" "$work/out" &&
+    [ $rc -eq 2 ] && grep -q "device hip: expected a GPU, found none: " "$work/out" &&
         echo "ok: refused without a GPU" ||
         fail "without a GPU: exit code $rc, expected 2 and the reason"
     EPX_MODULE_DIR=$work EPX_DEVICE=hip timeout 200 "$epx" doctor >"$work/out" 2>&1
@@ -69,7 +69,7 @@ else
         fail "doctor"
     EPX_MODULE_DIR=$work/nowhere timeout 200 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
     rc=$?
-    [ $rc -eq 2 ] && grep -q "no HIP device module here" "$work/out" &&
+    [ $rc -eq 2 ] && grep -q "device hip: expected a GPU, found none: " "$work/out" &&
         echo "ok: refused without the module" ||
         fail "without the module: exit code $rc, expected 2 and the reason"
 fi

@@ -8,6 +8,7 @@
 
 #include "bench.h"
 #include "commands.h"
+#include "device/device.h"
 #include "device/module.h"
 #include "net/name.h"
 #include "options.h"
@@ -445,7 +446,7 @@ static int check_device(const struct bench_config *c)
 
     if (c->device != EPX_DEVICE_CUDA && c->device != EPX_DEVICE_HIP)
         return 0;
-    if (device_module_open(bench_device_name(c), &ops) == EPX_OK)
+    if (device_explain(bench_device_name(c), device_module_open(bench_device_name(c), &ops)) == EPX_OK)
         return 0;
     why = epx_last_error(); /* begins with "device NAME: " */
     return options_complain(program, "--device %s%s", bench_device_name(c), strchr(why, ':') ? strchr(why, ':') : why);

@@ -5,35 +5,13 @@
 #include <string.h>
 #include <sys/utsname.h>
 
-#include "device/module.h"
 #include "device/arrivals.h"
+#include "device/module.h"
+#include "device/probe.h"
 #include "doctor.h"
 
 /* CU_DEVICE_ATTRIBUTE_... */
 enum { DIRECT_SUPPORTED = 116, DIRECT_FLUSH = 117, DIRECT_ORDERING = 118, DMA_BUF_SUPPORTED = 124 };
-
-typedef int (*int_call)(int *value);
-
-/* POSIX lets an object pointer hold a function; ISO C wants the detour. */
-static int load(void *handle, const char *name, void *slot)
-{
-    void *symbol = dlsym(handle, name);
-
-    memcpy(slot, &symbol, sizeof(symbol));
-    return symbol != NULL;
-}
-
-/* The first of several names of a library that is there. */
-static void *open_first(const char *const *names, const char **opened)
-{
-    for (; *names; names++) {
-        void *handle = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
-        *opened = *names;
-        if (handle)
-            return handle;
-    }
-    return NULL;
-}
 
 static const char *arrival_text(enum arrival_rule rule)
 {
@@ -48,15 +26,16 @@ static const char *arrival_text(enum arrival_rule rule)
 }
 
 /* Returns how many of the devices can hand out dma-bufs. */
-static int show_cuda_devices(struct report *report, void *handle, int count)
+static int show_cuda_devices(struct report *report, const struct gpu_probe *probe)
 {
     int (*get_name)(char *name, int bytes, int device);
     int (*attribute)(int *value, int which, int device);
     int with = 0;
 
-    if (!load(handle, "cuDeviceGetName", &get_name) || !load(handle, "cuDeviceGetAttribute", &attribute))
+    if (!gpu_probe_load(probe, "cuDeviceGetName", &get_name) ||
+        !gpu_probe_load(probe, "cuDeviceGetAttribute", &attribute))
         return 0;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < probe->count; i++) {
         char name[128] = "?";
         struct gpu_direct direct = {0, 0, 0};
         int yes = 0;
@@ -74,62 +53,36 @@ static int show_cuda_devices(struct report *report, void *handle, int count)
     return with;
 }
 
-/* Returns the number of devices; *dma_bufs of them hand out dma-bufs. The library stays open: drivers want that. */
+/* Returns the number of devices; *dma_bufs of them hand out dma-bufs. */
 static int show_cuda(struct report *report, int *dma_bufs)
 {
-    static const char *const names[] = {"libcuda.so.1", NULL};
-    int (*init)(unsigned flags);
-    int_call get_count, get_version;
-    const char *opened;
-    void *handle = open_first(names, &opened);
-    int count = 0, version = 0, rc;
+    int (*get_version)(int *value);
+    struct gpu_probe probe;
+    int version = 0;
 
-    if (!handle) {
-        report_row(report, "CUDA", "no driver (libcuda.so.1)");
+    gpu_probe("cuda", &probe);
+    if (!probe.count) {
+        report_row(report, "CUDA", "%s", probe.why);
         return 0;
     }
-    if (!load(handle, "cuInit", &init) || !load(handle, "cuDeviceGetCount", &get_count) ||
-        !load(handle, "cuDriverGetVersion", &get_version)) {
-        report_row(report, "CUDA", "libcuda.so.1 lacks cuInit or cuDeviceGetCount");
-        return 0;
-    }
-    rc = init(0);
-    if (rc == 0)
-        rc = get_count(&count);
-    if (rc != 0) {
-        report_row(report, "CUDA", "libcuda.so.1 is there, but finds no device (error %d)", rc);
-        return 0;
-    }
-    get_version(&version);
-    report_row(report, "CUDA", "%d device%s, driver for CUDA %d.%d", count, count == 1 ? "" : "s", version / 1000,
-               version % 1000 / 10);
-    *dma_bufs = show_cuda_devices(report, handle, count);
-    return count;
+    if (gpu_probe_load(&probe, "cuDriverGetVersion", &get_version))
+        get_version(&version);
+    report_row(report, "CUDA", "%d device%s, driver for CUDA %d.%d", probe.count, probe.count == 1 ? "" : "s",
+               version / 1000, version % 1000 / 10);
+    *dma_bufs = show_cuda_devices(report, &probe);
+    return probe.count;
 }
 
 static int show_hip(struct report *report)
 {
-    static const char *const names[] = {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
-                                        NULL};
-    int_call get_count;
-    const char *opened;
-    void *handle = open_first(names, &opened);
-    int count = 0, rc;
+    struct gpu_probe probe;
 
-    if (!handle) {
-        report_row(report, "HIP", "no library (libamdhip64.so)");
-        return 0;
-    }
-    if (!load(handle, "hipGetDeviceCount", &get_count)) {
-        report_row(report, "HIP", "%s lacks hipGetDeviceCount", opened);
-        return 0;
-    }
-    rc = get_count(&count);
-    if (rc != 0)
-        report_row(report, "HIP", "%s is there, but finds no device (error %d)", opened, rc);
+    gpu_probe("hip", &probe);
+    if (probe.count)
+        report_row(report, "HIP", "%d device%s (%s)", probe.count, probe.count == 1 ? "" : "s", probe.name);
     else
-        report_row(report, "HIP", "%d device%s (%s)", count, count == 1 ? "" : "s", opened);
-    return rc == 0 ? count : 0;
+        report_row(report, "HIP", "%s", probe.why);
+    return probe.count;
 }
 
 /* Modules are opened, as a group would: one that is there may still miss its vendor's library. */
