@@ -268,7 +268,8 @@ static int start_teams(struct driver *c)
 
     c->shm = bench_shm_create(config, c->shm_path, sizeof(c->shm_path));
     if (c->shm == NULL) {
-        fprintf(stderr, "epx bench: cannot make shared memory for the measurements: %s\n", strerror(errno));
+        fprintf(stderr, "epx bench: cannot make shared memory for the measurements: %s%s\n", strerror(errno),
+                errno == EFBIG ? "; allow larger files (ulimit -f)" : "");
         return -1;
     }
     if (c->options->joined) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,5 +160,7 @@ int main(int argc, char **argv)
     if (!command)
         return unknown_command(argv[1]);
     warn_unknown_variables(command);
+    if (command->run != cmd_run)  /* a program that is started keeps its own */
+        signal(SIGXFSZ, SIG_IGN); /* a file above `ulimit -f` is an error, with a message */
     return finish(command->run(argc - 1, argv + 1));
 }
