@@ -263,7 +263,8 @@ class Group(HandleOwner, HeapOwner):
 
     def _forked(self) -> None:
         self._address = None
-        self._why = "was created by process %d before it forked this one: create a new group here" % self._pid
+        self._why = ("was created by process %d before it forked this one, which cannot use EPX: start it by exec "
+                     "(multiprocessing's \"spawn\"), or fork before the first group" % self._pid)
         self._held.clear()
         self._events.clear()
 

@@ -609,7 +609,8 @@ group.destroy()
 """)
         status, out, err = finish(process)
         self.assertEqual((status, err), (0, ""))
-        self.assertRegex(out, r"USAGE: the group was created by process \d+ before it forked this one")
+        self.assertRegex(out, r"USAGE: the group was created by process \d+ before it forked this one, which cannot "
+                              r"use EPX: start it by exec .*, or fork before the first group")
 
 
 if __name__ == "__main__":
