@@ -56,7 +56,7 @@ static ncclResult_t result_of(epx_status status)
 ncclResult_t compat_result(epx_status status, const char *call)
 {
     if (status != EPX_OK)
-        snprintf(last_message, sizeof(last_message), "%s: %s (%s)", call, epx_last_error(), epx_strerror(status));
+        snprintf(last_message, sizeof(last_message), "%s: %s", call, epx_last_error());
     return result_of(status);
 }
 

@@ -25,9 +25,8 @@ int bench_call(struct bench_rank *rank, const char *what, epx_status status)
 
     if (status == EPX_OK)
         return 0;
-    bench_shm_fail(rank->self.shm, status == EPX_ERR_UNSUPPORTED ? BENCH_UNSUPPORTED : BENCH_ERROR,
-                   "rank %d: %s: %s: %s", rank->self.rank, what, epx_strerror(status),
-                   why[0] != '\0' ? why : "(no more is known)");
+    bench_shm_fail(rank->self.shm, status == EPX_ERR_UNSUPPORTED ? BENCH_UNSUPPORTED : BENCH_ERROR, "rank %d: %s: %s",
+                   rank->self.rank, what, why[0] != '\0' ? why : epx_strerror(status));
     return -1;
 }
 
