@@ -42,7 +42,7 @@ done
         --report "$work/page.html" && json "writes per row" "o['writes_per_row'] <= 0.35" &&
         { grep -q 'network</th><td>ofi: libfabric' "$work/page.html" || fail "the page does not name the network"; }; }
 
-expect 0 "against fi_write" ht "${small[@]}" --vs ofi --json &&
+expect 0 "against fi_write" ht "${small[@]}" --iters 10 --vs ofi --json &&
     # What is printed is rounded, and ofi_GBps may be small on a busy machine.
     json "ratios" "abs(o['vs_ofi'] * o['ofi_GBps'] - o['wire_GBps']) < 0.0006 * (1 + o['vs_ofi']) + 0.0006 \
         and o['vs_ofi_large'] > 0"
@@ -54,7 +54,7 @@ expect 2 "fi_write against another network" ht --nodes 2 --net sim --vs ofi && s
 if [ -x "$(dirname "$epx")/epx-mpi-baseline" ] && command -v mpirun >/dev/null &&
     { [ "$(id -u)" -eq 0 ] || unshare -Ur true 2>/dev/null; }; then
     for mode in ll ht; do
-        expect 0 "$mode against MPI, both checked" "$mode" "${small[@]}" --check --vs mpi --json &&
+        expect 0 "$mode against MPI, both checked" "$mode" "${small[@]}" --iters 10 --check --vs mpi --json &&
             json "$mode: the ratio" \
                 "abs(o['vs_mpi'] * o['us_p50'] - o['mpi_us_p50']) < 0.06 * (1 + o['vs_mpi']) + 0.006 * o['us_p50'] \
                 and o['mpi_variant']"

@@ -88,6 +88,9 @@ int bench_ring(int argc, char **argv);
 
 /* ---- Statistics */
 
+/* Fewer iterations give no ratio to another program: one that was interrupted is most of them. */
+enum { BENCH_RATIO_ITERS = 10 };
+
 struct bench_row {
     enum bench_op op;
     double us_p50, us_p99;
@@ -97,7 +100,7 @@ struct bench_row {
     double us_low, us_high;         /* least and largest p50 of five parts of the run: the noise */
     double trace_cost;              /* share of time that tracing adds; 0: not measured */
     double host_us;                 /* until the calls have returned, mean of all ranks */
-    double mpi_us_p50, vs_mpi;      /* the variant with MPI_Alltoallv; 0 without MPI */
+    double mpi_us_p50, vs_mpi;      /* the variant with MPI_Alltoallv; 0 without MPI, ratios of few iterations too */
     double mpi_best_us_p50, vs_mpi_best;
     double vs_ofi[2]; /* enum bench_ofi_size; 0 without */
     const char *mpi_variant, *mpi_best;

@@ -388,9 +388,10 @@ static void write_ratios(struct page *page, const struct numbers *n)
     page_section(page, "Ratios",
                  "The bound is what dispatch could do if exchanging cost nothing: as many processes as the ranks have "
                  "agents, at once, read the rows of the same routing once and write them to their places, in memory "
-                 "that is shared as that of the ranks. Plain memcpy is no ceiling, because it reads every byte that "
-                 "it writes; dispatch may pass it. Baselines are there when they were measured in the same run (--vs "
-                 "mpi, --vs ofi): above 1, EPX is faster.");
+                 "that is shared as that of the ranks. Where dispatch passes it, it is a reference and no bound: its "
+                 "rows were in a cache, or the machine was busier while it was measured. Plain memcpy is no ceiling, "
+                 "because it reads every byte that it writes; dispatch may pass it. Baselines are there when they "
+                 "were measured in the same run (--vs mpi, --vs ofi): above 1, EPX is faster.");
     page_plots_begin(page);
     bars_ratio(page, n, "of_bound", "Dispatch, share of the bound (read once, write many)", "%", 100, 100);
     bars_ratio(page, n, "of_memcpy", "Dispatch, bytes written compared with memcpy's", "%", 100, 100);

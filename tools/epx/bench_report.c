@@ -32,9 +32,9 @@ static void json_mpi(const struct bench_report *r, const struct bench_row *row)
     int v, measured = row->mpi_us_p50 > 0;
 
     json_number(r->to, "mpi_us_p50", 1, row->mpi_us_p50, measured);
-    json_number(r->to, "vs_mpi", 3, row->vs_mpi, measured);
+    json_number(r->to, "vs_mpi", 3, row->vs_mpi, row->vs_mpi > 0);
     json_number(r->to, "mpi_best_us_p50", 1, row->mpi_best_us_p50, measured);
-    json_number(r->to, "vs_mpi_best", 3, row->vs_mpi_best, measured);
+    json_number(r->to, "vs_mpi_best", 3, row->vs_mpi_best, row->vs_mpi_best > 0);
     fprintf(r->to, ",\"mpi_variant\":\"%s\",\"mpi_best\":\"%s\",\"mpi_library\":\"%s\"",
             row->mpi_variant != NULL ? row->mpi_variant : "", row->mpi_best != NULL ? row->mpi_best : "",
             team->library);
@@ -240,11 +240,11 @@ static void print_ofi_note(const struct bench_report *r)
 
     printf("  ofi      the same bytes by plain fi_write, %d thread%s per process: %.2f GB/s by one write per row\n",
            ofi->threads, ofi->threads == 1 ? "" : "s", ofi->p50[BENCH_OFI_ROWS]);
-    printf("           and %.2f GB/s by writes of %u bytes, against which", ofi->p50[BENCH_OFI_LARGE],
+    printf("           and %.2f GB/s by writes of %u bytes", ofi->p50[BENCH_OFI_LARGE],
            ofi->message_bytes[BENCH_OFI_LARGE]);
     for (i = 0; i < r->nrows; i++)
-        if (r->rows[i].op != BENCH_UPDATE)
-            printf(" %s has %.2fx", bench_op_name(r->rows[i].op), r->rows[i].vs_ofi[BENCH_OFI_LARGE]);
+        if (r->rows[i].vs_ofi[BENCH_OFI_LARGE] > 0)
+            printf(", against which %s has %.2fx", bench_op_name(r->rows[i].op), r->rows[i].vs_ofi[BENCH_OFI_LARGE]);
     printf("; compared with wire\n");
 }
 
@@ -277,6 +277,11 @@ static void print_ceiling_note(const struct bench_report *r)
            (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies) *
                bench_row_bytes(c, BENCH_DISPATCH) / 1e6,
            ceiling->bound_processes, ceiling->bound_processes == 1 ? "" : "es", ceiling->memcpy_GBps);
+    for (int i = 0; i < r->nrows; i++)
+        if (r->rows[i].of_bound > 1)
+            printf("           %s passed it: here it is a reference and no bound, because its rows were in a cache or "
+                   "the\n           machine was busier while it was measured\n",
+                   bench_op_name(r->rows[i].op));
 }
 
 static void print_notes(const struct bench_report *r)
@@ -295,6 +300,8 @@ static void print_notes(const struct bench_report *r)
         print_ofi_note(r);
     if (r->options->vs_mpi)
         print_mpi_note(r);
+    if ((r->ofi != NULL || r->options->vs_mpi) && r->options->iters < BENCH_RATIO_ITERS)
+        printf("  ratios   none of %d iterations: expected --iters %d or more\n", r->options->iters, BENCH_RATIO_ITERS);
     printf("  check    %s\n\n", !r->options->check ? "off (--check compares every result with the oracle)"
                                 : r->failed        ? "FAILED"
                                                    : "ok: every row that dispatch and combine delivered to every rank");

@@ -195,7 +195,8 @@ static void print_new_rows(const struct session *s, size_t from, int first)
         if (row_number(r, "wire_GBps") > 0)
             printf(" %9.1f GB/s %7.1f GB/s", row_number(r, "logical_GBps"), row_number(r, "wire_GBps"));
         if (row_number(r, "of_bound") > 0)
-            printf(" %7.0f %%", 100 * row_number(r, "of_bound"));
+            printf(" %7.0f %%%s", 100 * row_number(r, "of_bound"),
+                   row_number(r, "of_bound") > 1 ? ": a reference, no bound" : "");
         printf("\n");
     }
     fflush(stdout);

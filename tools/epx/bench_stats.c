@@ -85,7 +85,7 @@ static void fill_mpi(struct bench_row *row, struct bench_team *team, enum bench_
             row->mpi_variant = team->variant_name[op][v];
         }
     }
-    if (row->us_p50 > 0) {
+    if (row->us_p50 > 0 && iters >= BENCH_RATIO_ITERS) {
         row->vs_mpi = row->mpi_us_p50 / row->us_p50;
         row->vs_mpi_best = row->mpi_best_us_p50 / row->us_p50;
     }
@@ -127,11 +127,11 @@ static void fill_bandwidths(struct bench_row *row, const struct bench_config *c,
         row->of_bound = written * bytes / ns / ceiling->bound_GBps;
 }
 
-static void fill_ofi(struct bench_row *row, const struct bench_ofi_rounds *ofi)
+static void fill_ofi(struct bench_row *row, const struct bench_ofi_rounds *ofi, int iters)
 {
     int size;
 
-    for (size = 0; size < BENCH_OFI_SIZES; size++)
+    for (size = 0; size < BENCH_OFI_SIZES && iters >= BENCH_RATIO_ITERS; size++)
         row->vs_ofi[size] = ofi->p50[size] > 0 ? row->wire_GBps / ofi->p50[size] : 0;
 }
 
@@ -151,7 +151,7 @@ void bench_row_fill(struct bench_row *row, struct bench_shm *shm, enum bench_op 
     if (op != BENCH_UPDATE)
         fill_bandwidths(row, &shm->config, &report->traffic, &report->ceiling);
     if (op != BENCH_UPDATE && report->ofi != NULL)
-        fill_ofi(row, report->ofi);
+        fill_ofi(row, report->ofi, iters);
     if (report->options->vs_mpi)
         fill_mpi(row, &shm->team[BENCH_MPI], op, iters);
 }
