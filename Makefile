@@ -20,11 +20,13 @@
 #   make clean      removes what was built
 #   make distclean  removes the Python environment of the tests too, which is a large download
 #
-# CMAKE_ARGS="-DOPTION=VALUE ..." reaches CMake, which remembers it.
+# CMAKE_ARGS="-DOPTION=VALUE ..." reaches CMake, which remembers it. WERROR=ON: warnings are errors, as in CI.
+#
+# make and make install name the packages that are missing. make demo, the tests, the packages and the site install
+# them where root runs them, and print first what, how much and why.
 
 BUILD ?= build
 JOBS ?= $(shell nproc)
-WERROR ?= ON
 PREFIX ?= /usr/local
 MAKEFLAGS += --no-print-directory
 # For scripts/configure.sh: a compiler that the user has chosen, not make's own default.
@@ -37,9 +39,13 @@ all: configure
 
 configure:
 	@scripts/deps.sh build $(CMAKE_ARGS)
-	@scripts/configure.sh $(BUILD) -DEPX_WERROR=$(WERROR) $(CMAKE_ARGS)
+	@scripts/configure.sh $(BUILD) $(CMAKE_ARGS)
 
-demo: all
+# Compiles only what it shows.
+demo:
+	@scripts/deps.sh --install demo $(CMAKE_ARGS)
+	@scripts/configure.sh $(BUILD) $(CMAKE_ARGS)
+	@cmake --build $(BUILD) -j$(JOBS) --target epx_tool
 	@scripts/demo.sh $(BUILD)
 
 quick:
@@ -61,7 +67,7 @@ chaos: all
 
 .PHONY: fuzz
 fuzz:
-	@scripts/deps.sh fuzz
+	@scripts/deps.sh --install fuzz
 	@scripts/fuzz.sh
 
 frameworks: all
@@ -80,7 +86,7 @@ packages:
 	@scripts/packages.sh
 
 docs:
-	@scripts/deps.sh docs
+	@scripts/deps.sh --install docs
 	@$(MAKE) all
 	@scripts/docs/site.py $(BUILD) build-docs
 

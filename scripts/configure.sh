@@ -10,6 +10,8 @@ folder=$1
 shift
 
 defaults=()
+werror=${WERROR:-${CI:+ON}} # warnings are errors for developers
+[ -z "$werror" ] || defaults+=("-DEPX_WERROR=$werror")
 if [ ! -f "$folder/CMakeCache.txt" ]; then
     # Of the CUDA module, where nvcc is: one architecture takes a third of the time of all that a release has.
     defaults+=(-DCMAKE_BUILD_TYPE=Release -DEPX_CUDA_ARCHITECTURES=90)

@@ -9,7 +9,7 @@ folder=${1:-build-deb}
 jobs=${JOBS:-$(nproc)}
 . scripts/wait_shown.sh
 
-scripts/deps.sh deb
+scripts/deps.sh --install deb
 version=$(sed -nE 's/^#define EPX_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)$/\2/p' include/epx/epx.h | paste -sd.)
 date=$(git log -1 --format=%cD 2>/dev/null || date -R)
 # A tree that is not a release's sorts before it.

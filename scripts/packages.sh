@@ -13,7 +13,7 @@ trap 'rm -rf --one-file-system "$work"' EXIT
 for suite; do
     began=$SECONDS
     EPX_FRESH_ROOT=$work/root scripts/fresh.sh "$suite" "make deb" "scripts/lint_deb.sh build-deb" \
-        "scripts/deps.sh abi && scripts/check_abi.py"
+        "scripts/deps.sh --install abi && scripts/check_abi.py"
     mkdir "$work/$suite"
     cp "$work"/root/clone/build-deb/*.deb "$work/$suite/"
     rm -rf --one-file-system "$work/root"

@@ -16,7 +16,7 @@ case ${1:-} in
 --quick) purpose=quick ;;
 *) purpose= ;;
 esac
-if [ -n "$purpose" ] && ! scripts/deps.sh $purpose; then
+if [ -n "$purpose" ] && ! scripts/deps.sh --install $purpose; then
     echo "0 passed, 1 failed, 0 skipped"
     exit 1
 fi

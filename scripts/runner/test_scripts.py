@@ -47,6 +47,57 @@ class CommitMessages(unittest.TestCase):
         self.refused("net: close it\nBecause.\n", "expected an empty line")
 
 
+class Packages(unittest.TestCase):
+    """scripts/deps.sh on a machine that this test plays: root, all there but cmake, until apt-get brings it."""
+
+    STUBS = {
+        "id": "echo 0",
+        # More than a pipe holds behind the line that is looked for.
+        "ldconfig": "echo libsodium.so.23; for a in 1 2 3 4 5 6 7 8 9; do echo $(seq 5000); done",
+        "apt-get": """echo "$*" >>"$STUBS/calls"
+case "$*" in
+*--assume-no*) echo "0 upgraded, 3 newly installed, 0 to remove"
+    echo "Need to get 12.3 MB of archives."
+    echo "After this operation, 45.6 MB of additional disk space will be used." && exit 1 ;;
+*" -y "*) printf '#!/bin/sh\n' >"$STUBS/cmake" && chmod +x "$STUBS/cmake" ;;
+esac""",
+    }
+
+    def deps(self, *arguments):
+        with tempfile.TemporaryDirectory() as stubs:
+            for name in ("bash", "sh", "sed", "sort", "awk", "mktemp", "cat", "rm", "seq", "chmod"):
+                os.symlink(shutil.which(name), os.path.join(stubs, name))
+            for name in ("cc", "make", "pkg-config", "python3", "mpirun", "mpicc", *self.STUBS):
+                path = os.path.join(stubs, name)
+                with open(path, "w") as file:
+                    file.write("#!/bin/sh\n" + self.STUBS.get(name, "") + "\n")
+                os.chmod(path, 0o755)
+            done = subprocess.run([os.path.join(ROOT, "scripts/deps.sh"), *arguments], capture_output=True, text=True,
+                                  env={"PATH": stubs, "STUBS": stubs})
+            asked = []
+            if os.path.exists(os.path.join(stubs, "calls")):
+                with open(os.path.join(stubs, "calls")) as file:
+                    asked = file.read().splitlines()
+        return done, asked
+
+    def test_make_names_what_is_missing_and_stops(self):
+        done, asked = self.deps("build")
+        self.assertEqual((done.returncode, done.stdout, asked), (1, "", []))
+        self.assertEqual(done.stderr, "EPX needs these packages (Debian's names):\n"
+                                      "  cmake                    the build\n"
+                                      "Install them, for example: sudo apt-get install cmake\n")
+
+    def test_what_is_installed_is_printed_before(self):
+        done, asked = self.deps("--install", "demo")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(done.stdout, "Missing here, and installed by apt-get now (the purpose is demo):\n"
+                                      "  cmake                    the build\n"
+                                      "  3 packages with those that they need\n"
+                                      "  12.3 MB to download\n"
+                                      "  45.6 MB on disk\n")
+        self.assertEqual([line.split()[-1] for line in asked], ["-qq", "cmake", "cmake"])
+
+
 @unittest.skipUnless(shutil.which("cc"), "no compiler")
 class Words(unittest.TestCase):
     def check(self, text):
