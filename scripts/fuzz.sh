@@ -53,7 +53,8 @@ run_one() { # name
     mkdir -p "$found"
     rm -f "$logs/FINDING-$1-"*
     timeout $((seconds + 120)) "$program" -max_total_time="$seconds" -max_len=2048 -timeout=20 -rss_limit_mb=4096 \
-        -detect_leaks=$leaks -print_final_stats=1 -artifact_prefix="$logs/FINDING-$1-" "$found" "$seeds" \
+        -detect_leaks=$leaks -seed="${EPX_TEST_SEED:-0}" -print_final_stats=1 \
+        -artifact_prefix="$logs/FINDING-$1-" "$found" "$seeds" \
         >"$logs/$1.log" 2>&1
     echo $? >"$logs/$1.rc"
 }

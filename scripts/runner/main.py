@@ -91,6 +91,8 @@ def report(done, elapsed, budget, shares):
         print(f"FAILED: {stage}: {item.name}: {item.text}")
     if failed:
         print(f"full logs: {LOGS}/; again: scripts/test.sh {' '.join(dict.fromkeys(stage for stage, _ in failed))}")
+    if os.environ.get("EPX_TEST_SEED"):
+        print(f"random tests began at EPX_TEST_SEED={os.environ['EPX_TEST_SEED']}")
     if budget:
         late = " OVER BUDGET: on 2 idle cores this must not happen." if elapsed > budget else ""
         busy, idle, stolen = shares

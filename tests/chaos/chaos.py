@@ -619,7 +619,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build")
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=int(time.time()) % 1000000)
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("EPX_TEST_SEED", time.time())) % 1000000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--events", type=int, default=1 << 30)
     parser.add_argument("--only", default=",".join(EVENTS))

@@ -138,6 +138,8 @@ void prop_force_own_fp8(struct prop_case *c, struct prop_rng *rng);
  * take them from there (kernel/ht_take.h). */
 void prop_force_in_reach(struct prop_case *c, struct prop_rng *rng);
 void prop_force_many_ranks(struct prop_case *c, struct prop_rng *rng, int max_tokens);
+/* EPX_TEST_SEED, or the usual one. */
+uint64_t prop_seed(uint64_t usual);
 /* EPX_TEST_SCALE, 1 by default. */
 double prop_scale(void);
 

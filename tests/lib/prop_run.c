@@ -315,6 +315,11 @@ int prop_run_case(const struct prop_case *c, char *error, size_t bytes)
 
 /* ---- Many cases -------------------------------------------------------------------------------------------------- */
 
+uint64_t prop_seed(uint64_t usual)
+{
+    return (uint64_t)env_number("EPX_TEST_SEED", (long long)usual);
+}
+
 double prop_scale(void)
 {
     const char *text = getenv("EPX_TEST_SCALE");
@@ -362,7 +367,7 @@ void prop_print_case(const struct prop_case *c)
 
 int prop_run(const char *program, const char *name, int cases, int modes, int max_ranks, prop_change_fn change)
 {
-    uint64_t first = (uint64_t)env_number("EPX_TEST_SEED", 1);
+    uint64_t first = prop_seed(1);
     long long scaled = (long long)(cases * prop_scale());
     long long count = env_number("EPX_TEST_CASES", scaled > 1 ? scaled : 1);
     char error[1200];
