@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any, Callable, List, NamedTuple, Tuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
 __all__ = ["Received", "combine", "dispatch", "moe"]
 
@@ -26,7 +27,7 @@ class Received(NamedTuple):
 
     x: torch.Tensor  #: [N, H]: one row per token that has an expert on this rank
     topk_idx: torch.Tensor  #: [N, K] int64: the local number of the expert, or -1 if it is on another rank
-    topk_weights: torch.Tensor  #: [N, K] float32: the weight of the expert, or 0 if it is on another rank
+    topk_weights: torch.Tensor  #: [N, K] float32: the weight of the expert, or a constant 0 if it is on another rank
     tokens_per_expert: List[int]  #: number of rows of each local expert
     route: "Route"  #: the routing, for :func:`combine`
 
@@ -48,13 +49,18 @@ class _Dispatch(torch.autograd.Function):
             num_tokens_per_expert=per_expert, topk_idx=topk_idx, topk_weights=topk_weights)
         ctx.buffer, ctx.handle = buffer, handle
         ctx.mark_non_differentiable(idx)
+        ctx.save_for_backward(idx)
         notes.extend((counts, handle))
         return rows, idx, weights, x.new_zeros(())
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_rows, _idx, grad_weights, _link):
-        grad_x, grad_topk_weights, _ = ctx.buffer.combine(grad_rows.contiguous(), ctx.handle,
-                                                          topk_weights=grad_weights.contiguous())
+        # Where the expert is on another rank, the received weight is 0 whatever the token's is. Combine adds up the
+        # entries of all ranks that have the token.
+        idx, = ctx.saved_tensors
+        own = torch.where(idx < 0, 0, grad_weights)
+        grad_x, grad_topk_weights, _ = ctx.buffer.combine(grad_rows.contiguous(), ctx.handle, topk_weights=own)
         return grad_x, grad_topk_weights, None, None, None, None
 
 
@@ -65,6 +71,7 @@ class _Combine(torch.autograd.Function):
         return buffer.combine(rows.contiguous(), handle)[0]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_y):
         grad_rows = ctx.buffer.dispatch(grad_y.contiguous(), handle=ctx.handle)[0]
         # The gradient of the link is zero, but it must exist. It makes autograd run the backward of the dispatch on
@@ -83,6 +90,8 @@ def dispatch(buffer: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights:
     notes: List[Any] = []
     rows, idx, weights, link = _Dispatch.apply(x, topk_weights, topk_idx, buffer, num_experts, notes)
     counts, handle = notes
+    # Where the inputs are frozen and the experts are not, combine has a backward on ranks without rows too.
+    link.requires_grad_(torch.is_grad_enabled())
     return Received(rows, idx, weights, counts, Route(buffer, handle, link))
 
 

@@ -106,6 +106,33 @@ def test_ranks_without_tokens_and_without_rows(world: World) -> None:
     check(world, world.buffer(), layer, torch.float32, 1e-5)
 
 
+def test_frozen_inputs(world: World) -> None:
+    """Only the experts learn. The ranks that have rows send the gradients of their outputs, and the others join."""
+    layer = draw(world, [6] * world.nranks, 2 * world.nranks, TOPK, 5)
+    _outs, _x, _weights, grad_experts = one_process(layer, torch.float32)
+    rank, experts = world.rank, layer.experts[2 * world.rank:2 * world.rank + 2].clone().requires_grad_(True)
+    y = autograd.moe(world.buffer(), layer.x[rank], layer.idx[rank], layer.weights[rank], 2 * world.nranks,
+                     lambda e, rows: torch.tanh(rows @ experts[e]))
+    y.backward(layer.grad[rank])
+    want = grad_experts[2 * rank:2 * rank + 2]
+    close("gradient of the experts", torch.zeros_like(want) if experts.grad is None else experts.grad, want, 1e-5)
+
+
+def test_second_derivatives_are_refused(world: World) -> None:
+    """And not 0, which they would be without a word."""
+    layer = draw(world, [4] * world.nranks, world.nranks, world.nranks, 6)
+    x, weights, _experts = layer.leaves(torch.float32, world.rank, 1)
+    received = autograd.dispatch(world.buffer(), x, layer.idx[world.rank], weights, world.nranks)
+    y = autograd.combine(received.x * received.topk_weights.sum(1, keepdim=True), received.route)
+    slope, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    try:
+        slope.sum().backward()
+    except RuntimeError as error:
+        assert "once_differentiable" in str(error), error
+    else:
+        raise AssertionError("a second derivative was returned")
+
+
 def test_two_layers_share_a_buffer(world: World) -> None:
     """Backward runs the layers in the opposite order, on every rank alike."""
     buffer, rank = world.buffer(), world.rank

@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterable, Iterator, List
 
 import torch
 import torch.distributed as dist
+from random_autograd import Layers
 from random_buffer import High, Low, SecondBatch
 from random_elastic import Program
 from random_gathers import Sessions
@@ -23,16 +24,15 @@ STEPS = 8
 
 
 @contextlib.contextmanager
-def nodes_of(world: World, seed: int) -> Iterator[int]:
+def nodes_of(world: World, seed: int, ranks: int) -> Iterator[int]:
     """Ranks per node. A failure in it names the seed."""
-    nodes = 2 if world.nodes and seed % 2 == 0 and world.nranks % 2 == 0 else 1
-    cut = {} if nodes == 1 else {"EPX_RANKS_PER_NODE": str(world.nranks // nodes), "EPX_NET": "ofi:tcp"}
+    nodes = 2 if world.nodes and seed % 2 == 0 and ranks % 2 == 0 else 1
+    cut = {} if nodes == 1 else {"EPX_RANKS_PER_NODE": str(ranks // nodes), "EPX_NET": "ofi:tcp"}
     with environment(**cut):
         try:
-            yield world.nranks // nodes
+            yield ranks // nodes
         except BaseException as failure:
-            raise AssertionError("EPX_TEST_SEED=%d on %d ranks, %d nodes" % (seed, world.nranks, nodes)) from failure
-    world.meet()
+            raise AssertionError("EPX_TEST_SEED=%d on %d ranks, %d nodes" % (seed, ranks, nodes)) from failure
 
 
 def make(world: World, seed: int, per_node: int, kinds: Iterable[Any]) -> List[Any]:
@@ -47,7 +47,7 @@ def make(world: World, seed: int, per_node: int, kinds: Iterable[Any]) -> List[A
 def run(world: World, *kinds: Any, seeds: Iterable[int] = ()) -> None:
     """Programs of one kind, or of several that take turns, each in a thread of its own."""
     for seed in seeds or drawn(PROGRAMS):
-        with nodes_of(world, seed) as per_node, contextlib.ExitStack() as stack:
+        with nodes_of(world, seed, world.nranks) as per_node, contextlib.ExitStack() as stack:
             programs = make(world, seed, per_node, kinds)
             calls: List[Callable[..., Any]] = [lambda step: step()]
             if len(programs) > 1:
@@ -58,6 +58,7 @@ def run(world: World, *kinds: Any, seeds: Iterable[int] = ()) -> None:
                 calls[i % len(calls)](programs[i % len(programs)].step)
             for call, program in reversed(list(zip(calls, programs))):
                 call(program.finish)
+        world.meet()
 
 
 def use(world: World) -> None:
@@ -90,6 +91,29 @@ def test_groups_of_one_buffer(world: World) -> None:
 
 def test_hybrid_programs(world: World) -> None:
     run(world, Hybrid)
+
+
+def test_gradients(world: World) -> None:
+    """Layers between groups of 1 to 4 ranks, side by side; on a GPU, one after the other."""
+    for ranks in range(1, min(4, world.nranks) + 1):
+        parts = [list(range(first, min(first + ranks, world.nranks))) for first in range(0, world.nranks, ranks)]
+        groups = [dist.new_group(part) for part in parts]
+        for seed in drawn(PROGRAMS):
+            for i, (part, group) in enumerate(zip(parts, groups)):
+                if world.rank in part:
+                    train(world, seed, 100000 * ranks + 10000 * i, group)
+                if world.device.type == "cuda":
+                    world.meet()
+            world.meet()
+
+
+def train(world: World, seed: int, more: int, group: Any) -> None:
+    """Layers between the ranks of a group."""
+    with nodes_of(world, seed, group.size()) as per_node:
+        layers = Layers(world, seed + more, group, per_node)
+        for _ in range(STEPS // 2):
+            layers.step()
+        layers.finish()
 
 
 def test_all_gather_sessions(world: World) -> None:
@@ -131,7 +155,7 @@ def test_programs_at_the_same_time(world: World) -> None:
     world.only("cpu")  # on a GPU kernels of one process would wait behind each other, on each rank in another order
     groups = [dist.new_group(), dist.new_group()]
     for seed in drawn(1):
-        with nodes_of(world, seed) as per_node:
+        with nodes_of(world, seed, world.nranks) as per_node:
             failures: List[BaseException] = []
 
             def work(i: int, kind: Any) -> None:
@@ -150,3 +174,4 @@ def test_programs_at_the_same_time(world: World) -> None:
                 thread.join()
             if failures:
                 raise failures[0]
+        world.meet()
