@@ -165,7 +165,7 @@ class FreshPlan:
         self._outputs(["out", "out_scales"], results[0], rows)
         self._outputs(["src_rank", "src_token"], results[1], rows)
         self._outputs(["out_idx", "out_weights"], results[2], rows)
-        self._config.if_expected = if_expected
+        self._config.max_sms, self._config.if_expected = request.max_sms, if_expected
         check(self._lib.epx_dispatch(address, *self._addresses, stream))
 
 

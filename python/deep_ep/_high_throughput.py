@@ -24,7 +24,7 @@ class DispatchRequest:
     """The checked arguments of a dispatch with a new routing."""
 
     def __init__(self, engine: Engine, x: Any, is_token_in_rank: Any, num_tokens_per_expert: Any, topk_idx: Any,
-                 topk_weights: Any, expert_alignment: int, num_worst_tokens: int) -> None:
+                 topk_weights: Any, expert_alignment: int, num_worst_tokens: int, max_sms: int) -> None:
         self.tokens, self.scales = checks.tokens(x)
         self.device = checks.device_of("x", self.tokens)
         checks.row_bytes("x", self.tokens)
@@ -40,6 +40,7 @@ class DispatchRequest:
             raise wrong("topk_weights", "topk_idx and topk_weights, both or neither", "one of them")
         self.alignment = checks.positive("expert_alignment", expert_alignment)
         self.worst = checks.positive("num_worst_tokens", num_worst_tokens, 0)
+        self.max_sms = max_sms  # 0: EPX's own number
         if self.worst and self.topk_idx is None:
             raise wrong("topk_idx", "a tensor where num_worst_tokens is given", "None")
 
@@ -106,7 +107,7 @@ def _dispatch(engine: Engine, pool: Pool, launch_on: Any, request: DispatchReque
                 routing.handle.dispatch(
                     tokens, recv.tokens, scales=_two_dim(request.scales), topk_weights=request.topk_weights,
                     out_scales=_two_dim(recv.scales), out_topk_weights=recv.weights, out_topk_idx=recv.idx,
-                    src_rank=recv.src_rank, src_token=recv.src_token, stream=launch.address)
+                    src_rank=recv.src_rank, src_token=recv.src_token, max_sms=request.max_sms, stream=launch.address)
             handle = make_handle(engine, launch, routing, request.in_rank, counts, recv, channels)
             aligned = None if counts.experts is None else counts.aligned(request.alignment)
         # With indices, nothing has read in_rank yet, but the fields of a handle in a graph.
@@ -311,7 +312,7 @@ def _handle_fields(engine: Engine, routing: HighThroughputRouting, in_rank: torc
             torch.full((passing, NVL_PEERS), -1, dtype=torch.int32, device=in_rank.device))
 
 
-def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tuple[Any, ...]:
+def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle, max_sms: int) -> Tuple[Any, ...]:
     """A dispatch with the routing of a handle."""
     tokens, given = checks.tokens(x)
     routing = find(HighThroughputRouting, handle)
@@ -328,7 +329,7 @@ def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tu
                 out_scales = pool.heap.empty((routing.rows, *scales.shape[1:]), scales.dtype)
             used += [tokens, given, scales, out, out_scales]
             routing.handle.dispatch(tokens, out, scales=_two_dim(scales), out_scales=_two_dim(out_scales),
-                                    stream=launch.address)
+                                    max_sms=max_sms, stream=launch.address)
         event = launch.finish([tokens, given, scales], [out, out_scales])
     return (out, out_scales) if out_scales is not None else out, None, None, None, None, event
 
@@ -347,7 +348,8 @@ def usable(routing: Any, tokens: torch.Tensor) -> Pool:
     return pool
 
 
-def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights: Any, bias: Any) -> Tuple[Any, ...]:
+def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights: Any, bias: Any,
+            max_sms: int) -> Tuple[Any, ...]:
     """Sends rows back and sums them. Returns (combined_x, combined_topk_weights or None, event)."""
     routing = find(HighThroughputRouting, handle)
     checks.tensor("x", x, _PAYLOADS, (None, None))
@@ -355,7 +357,7 @@ def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights
     if x.shape[0] < routing.rows:
         raise wrong("x", "at least the %d rows that were received" % routing.rows, x.shape[0])
     checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], routing.handle.topk), x.device)
-    return sum_rows(routing, launch_on, x, topk_weights, bias)
+    return sum_rows(routing, launch_on, x, topk_weights, bias, max_sms=max_sms)
 
 
 def sum_rows(routing: Any, launch_on: Any, x: torch.Tensor, topk_weights: Optional[torch.Tensor], bias: Any,

@@ -19,7 +19,7 @@ from ._engine import Engine, Pool
 from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
 from ._streams import CudaLaunch, HostLaunch, current_address, overlap_of
-from .config import Config
+from .config import DEFAULT_SMS, Config, most_sms
 from .utils import EventHandle, EventOverlap, initialize_uccl
 
 _Tokens = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
@@ -61,7 +61,7 @@ class Buffer:
     Creating a buffer is collective. docs/python.md lists the differences from DeepEP.
     """
 
-    num_sms: int = 20
+    num_sms: int = DEFAULT_SMS
 
     def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
                  low_latency_mode: bool = False,
@@ -153,7 +153,8 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Sets the default of Config.num_sms, an even number. EPX_NUM_AGENTS sets how many SMs EPX uses."""
+        """Sets the number of SMs, an even number, that high-throughput calls without a config take at most: 0 for EPX's
+        own number, which EPX_NUM_AGENTS sets and no call exceeds."""
         if not isinstance(new_num_sms, int) or new_num_sms < 0 or new_num_sms % 2:
             raise wrong("new_num_sms", "an even integer of at least 0", repr(new_num_sms))
         Buffer.num_sms = new_num_sms
@@ -253,13 +254,16 @@ class Buffer:
             return lambda group: HostLaunch(group, previous_event, async_finish)
         return lambda _group: CudaLaunch(self.get_comm_stream(), previous_event, async_finish)
 
-    def _check_config(self, config: Any) -> None:
-        if config is None or config is self._last_config:
-            return
-        if not isinstance(config, Config):
-            raise wrong("config", "a Config or None", type(config).__name__)
-        self._last_config = config
-        unused.arguments(self.rank, "deep_ep.Config", **config.unused())
+    def _sms_of(self, config: Any) -> int:
+        """The number of SMs of a config, which is checked, or without one that of the class."""
+        if config is None:
+            return Buffer.num_sms
+        if config is not self._last_config:
+            if not isinstance(config, Config):
+                raise wrong("config", "a Config or None", type(config).__name__)
+            self._last_config = config
+            unused.arguments(self.rank, "deep_ep.Config", **config.unused())
+        return config.num_sms
 
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int,
                             previous_event: _Event = None, async_finish: bool = False,
@@ -326,17 +330,16 @@ class Buffer:
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise wrong("topk_idx, topk_weights", "None with a handle, which has the routing", "a tensor")
         tokens, _scales = checks.tokens(x)
-        self._check_config(config)
+        num_sms = self._sms_of(config)
         launcher = self._launcher(tokens.device, previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
-            return _high_throughput.dispatch_again(self._engine, launcher, x, handle)
+            return _high_throughput.dispatch_again(self._engine, launcher, x, handle, most_sms(num_sms))
         checks.tensor("num_tokens_per_rank", num_tokens_per_rank, (torch.int32,), (self.group_size,), tokens.device)
         request = _high_throughput.DispatchRequest(
             self._engine, x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
-            num_worst_tokens)
-        channels = max((Buffer.num_sms if config is None else config.num_sms) // 2, 1)
+            num_worst_tokens, most_sms(num_sms))
         return _high_throughput.dispatch(
-            self._engine, launcher, request, channels, num_recv_tokens_per_expert_as_cuda)
+            self._engine, launcher, request, max(num_sms // 2, 1), num_recv_tokens_per_expert_as_cuda)
 
     def combine(self, x: torch.Tensor, handle: _Handle, topk_weights: Optional[torch.Tensor] = None, bias: Any = None,
                 config: Optional[Config] = None, previous_event: _Event = None,
@@ -346,9 +349,9 @@ class Buffer:
         None, event). Sums are in fp32: first the bias, then the ranks in ascending order, rounded once."""
         if not isinstance(x, torch.Tensor):
             raise wrong("x", "a tensor", type(x).__name__)
-        self._check_config(config)
+        num_sms = self._sms_of(config)
         launcher = self._launcher(x.device, previous_event, async_finish, allocate_on_comm_stream)
-        return _high_throughput.combine(self._engine, launcher, x, handle, topk_weights, bias)
+        return _high_throughput.combine(self._engine, launcher, x, handle, topk_weights, bias, most_sms(num_sms))
 
     # dispatch() and combine() work inside a node and between nodes. Aliases have their signatures.
     internode_dispatch = dispatch

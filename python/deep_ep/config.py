@@ -3,7 +3,7 @@
 
 from typing import Dict, Tuple
 
-from ._checks import positive
+from ._checks import MOST, positive
 
 _CHUNKS = {"num_max_nvl_chunked_send_tokens": 6, "num_max_nvl_chunked_recv_tokens": 256,
            "num_max_rdma_chunked_send_tokens": 6, "num_max_rdma_chunked_recv_tokens": 256}
@@ -12,11 +12,23 @@ _HINT_TOKENS = 4096
 _RANKS_PER_NODE = 8
 
 
-class Config:
-    """DeepEP's tuning parameters. EPX stores them and does not use them for tuning. `num_sms` sets the number of
-    channels in the handles of high-throughput dispatches."""
+class _Default(int):
+    """A number that the program has not set."""
 
-    def __init__(self, num_sms: int = 20, num_max_nvl_chunked_send_tokens: int = 6,
+
+DEFAULT_SMS = _Default(20)  # DeepEP's
+
+
+def most_sms(num_sms: int) -> int:
+    """SMs that a call may take, as EPX's calls have it; 0: the group's own number."""
+    return 0 if isinstance(num_sms, _Default) else min(int(num_sms), MOST)
+
+
+class Config:
+    """DeepEP's tuning parameters. A call takes at most `num_sms` SMs where the program has set it; it also sets the
+    number of channels in the handles of dispatches. EPX does not use the others."""
+
+    def __init__(self, num_sms: int = DEFAULT_SMS, num_max_nvl_chunked_send_tokens: int = 6,
                  num_max_nvl_chunked_recv_tokens: int = 256, num_max_rdma_chunked_send_tokens: int = 6,
                  num_max_rdma_chunked_recv_tokens: int = 256) -> None:
         self.num_sms = num_sms

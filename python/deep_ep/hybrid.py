@@ -129,8 +129,9 @@ class HybridEPBuffer:
                                                     checks.MOST, 0)
         self.group, self.rank, self.group_size = group, group.rank(), group.size()
         self.hidden_dim, self.num_local_experts, self.use_fp8 = hidden_dim, num_local_experts, use_fp8
-        self._sms = (checks.positive("num_sms_dispatch_api", num_sms_dispatch_api or 0, 0),
-                     checks.positive("num_sms_combine_api", num_sms_combine_api or 0, 0))
+        # ElasticBuffer's combine takes 0 as the number of the dispatch.
+        self._sms = (checks.at_most("num_sms_dispatch_api", num_sms_dispatch_api or 0, checks.MOST, 0),
+                     checks.at_most("num_sms_combine_api", num_sms_combine_api or 0, checks.MOST, 0) or checks.MOST)
         experts = num_local_experts * self.group_size
         # Ranks may give different numbers of tokens: the largest counts for all.
         given = [struct.unpack("q", part)[0] for part in epx.bootstrap.from_torch(group).allgather(

@@ -179,7 +179,8 @@ class Handle:
                  out_topk_weights: Any = None, out_topk_idx: Any = None, src_rank: Any = None, src_token: Any = None,
                  source_map: Any = None, source_stride: int = 0, info: Optional[LayoutInfo] = None,
                  send_only: bool = False, round_scale: bool = False, direction: Direction = Direction.FORWARD,
-                 if_expected: bool = False, nvfp4: int = 0, global_scale: Any = None, stream: Any = None) -> None:
+                 if_expected: bool = False, nvfp4: int = 0, global_scale: Any = None, max_sms: int = 0,
+                 stream: Any = None) -> None:
         """Sends each token to the ranks of its experts. Collective and asynchronous on the stream.
 
         For shapes, see ``epx_dispatch_inputs`` and ``epx_dispatch_outputs``. `info` is for low latency. With
@@ -193,6 +194,7 @@ class Handle:
             "tokens": out, "scales": out_scales, "topk_weights": out_topk_weights, "topk_idx": out_topk_idx,
             "src_rank": src_rank, "src_token": src_token, "source_map": source_map})
         config.source_stride, config.if_expected, config.nvfp4 = source_stride, if_expected, nvfp4
+        config.max_sms = max_sms
         config.send_only, config.round_scale, config.direction = send_only, round_scale, direction
         queue(self._lib.epx_dispatch, (
             self.address, inputs.address, outputs.address, info.address if info else None,

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """deep_ep's high throughput against the reference."""
 
+import contextlib
 import itertools
 import os
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 from unittest import mock
 
 import deep_ep
 import torch
 import torch.distributed as dist
 from deep_ep._fresh import FreshPlan
+from epx import _abi
+from epx._library import load
 from reference import Work, calc_diff, cast_fp8, combine_flat, expert_result, same_bits, uncast_fp8
 from suite import World, as_on_a_gpu, environment, reads
 
@@ -287,6 +290,77 @@ def test_weights_sum_over_ranks(world: World) -> None:
         recv, handle, topk_weights=torch.ones(recv.shape[0], 3, device=world.device))
     expected = work.ranks_of(me).sum(1, keepdim=True).float().expand(-1, 3)
     assert torch.equal(weights.cpu(), expected)
+
+
+@contextlib.contextmanager
+def limits() -> Iterator[List[int]]:
+    """The most SMs of each dispatch and combine that reaches the C library."""
+    library, seen = load(), []
+
+    def noting(call: Any, kind: Any, at: int) -> Any:
+        def noted(*arguments: Any) -> int:
+            seen.append(kind.from_address(arguments[at]).max_sms)
+            return call(*arguments)
+        return noted
+    with mock.patch.object(library, "epx_dispatch", noting(library.epx_dispatch, _abi.DispatchConfigStruct, 4)), \
+            mock.patch.object(library, "epx_combine", noting(library.epx_combine, _abi.CombineConfigStruct, 3)):
+        yield seen
+
+
+def test_num_sms_is_a_limit(world: World) -> None:
+    """A number that the program has set, also that of DeepEP's class, which alone is none."""
+    me, work = world.rank, Work(world.nranks, 9, 128, 2 * world.nranks, 2, seed=91, uneven=False)
+    x, idx, weights = (world.to(part[me]) for part in (work.x, work.idx, work.weights))
+
+    def layer(buffer: deep_ep.Buffer, config: Any, **more: Any) -> List[int]:
+        given = layout(buffer, idx, work.experts)
+        with limits() as seen:
+            recv, *_others, handle, _event = buffer.dispatch(x, **given, topk_idx=idx, topk_weights=weights,
+                                                             config=config, **more)
+            recv = buffer.dispatch(x, handle=handle, config=config)[0]
+            buffer.combine(recv, handle, config=config)
+        assert len(handle) == 6 and handle[1].shape[1] == max((config or deep_ep.Buffer).num_sms // 2, 1)
+        return seen
+
+    old = deep_ep.Buffer.num_sms
+    with as_on_a_gpu(world):
+        buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 26, 0, explicitly_destroy=True)
+        for more in (dict(), dict(), dict(num_worst_tokens=9 * world.nranks)):
+            assert set(layer(buffer, None, **more)) == {0}
+            assert set(layer(buffer, deep_ep.Config(12), **more)) == {12}
+            assert set(layer(buffer, buffer.get_dispatch_config(world.nranks), **more)) == {0}
+            for number in (8, 20, 0):
+                deep_ep.Buffer.set_num_sms(number)
+                assert set(layer(buffer, None, **more)) == {number}
+                assert set(layer(buffer, buffer.get_combine_config(world.nranks), **more)) == {number}
+                assert set(layer(buffer, deep_ep.Config(), **more)) == {0}
+                deep_ep.Buffer.set_num_sms(old)
+        buffer.destroy()
+
+
+def test_num_sms_of_the_other_buffers(world: World) -> None:
+    world.only("cpu")  # on a GPU a dispatch may be repeated
+    me, work = world.rank, Work(world.nranks, 9, 128, 2 * world.nranks, 2, seed=92, uneven=False)
+    x, idx = world.to(work.x[me]), world.to(work.idx[me])
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=9, hidden=128, explicitly_destroy=True)
+    for given, own, expected in ((0, 0, [0, 0, 0]), (6, 0, [6, 2, 6]), (6, 4, [6, 2, 4])):
+        with limits() as seen:
+            handle = buffer.dispatch(x, idx, num_experts=work.experts, num_sms=given)[3]
+            recv = buffer.dispatch(x, handle=handle, num_sms=2 if given else 0)[0]
+            buffer.combine(recv, handle, num_sms=own)
+        assert seen == expected, seen
+    buffer.destroy()
+    for numbers, expected in (((None, None), None), ((6, None), None), ((None, 4), 4), ((6, 4), 4)):
+        hybrid = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 9, 2, num_sms_dispatch_api=numbers[0],
+                                        num_sms_combine_api=numbers[1])
+        with limits() as seen:
+            recv, _probs, _scales, handle = hybrid.dispatch(x, topk_idx=idx, num_of_experts=work.experts)
+            hybrid.combine(hybrid.dispatch(x, handle=handle)[0], handle=handle)
+            rows, *_others, handle = hybrid.dispatch_with_permute(hidden=x, topk_idx=idx, num_of_experts=work.experts)
+            hybrid.combine_with_unpermute(hidden=rows, handle=handle)
+        sent, back = seen[:2] + seen[3:4], seen[2::2]
+        assert set(sent) == {numbers[0] or 0}, seen
+        assert all(most == expected if expected else most > 1024 for most in back), seen
 
 
 def test_one_dimensional_scales(world: World) -> None:

@@ -2,13 +2,14 @@
 """A whole high-throughput layer through deep_ep, and its calls: the table of docs/performance.md.
 
     torchrun --nproc-per-node 8 tools/python/layer_bench.py --device cuda
+    torchrun --nproc-per-node 8 tools/python/layer_bench.py --device cuda --num-sms 16 8 4
     torchrun --nproc-per-node 4 tools/python/layer_bench.py --tokens 64 --hidden 512 --experts 16     (CPU tensors)
 
 A layer is get_dispatch_layout, a dispatch with a new routing, indices and weights, and combine with weights of rows in
 torch's own memory. Each layer has another routing than the one before. "wall" is the clock over many calls that are
 queued without a stop, with the host's part beside it; "events" are CUDA events around each call. The table has the
 median over the ranks and the slowest rank, in microseconds. Results are checked before anything is timed.
-EPX_NUM_AGENTS sets the SMs: 16 agents each.
+EPX_NUM_AGENTS sets the SMs, 16 agents each; --num-sms measures Buffer.set_num_sms() with each number, in one run.
 """
 
 import argparse
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--topk", type=int, default=8)
     parser.add_argument("--layers", type=int, default=12, help="calls in a series")
+    parser.add_argument("--num-sms", type=int, nargs="+", default=[0], help="for Buffer.set_num_sms(); 0: EPX's own")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -137,6 +139,18 @@ def main() -> None:
         torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
         device = torch.device("cuda", torch.cuda.current_device())
     layer = Layer(args, device)
+    for number in args.num_sms:
+        if number:
+            deep_ep.Buffer.set_num_sms(number)
+        measure(layer, args, device, "%d SMs at most" % number if number else "")
+    layer.buffer.destroy()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # as in python/tests/suite.py
+
+
+def measure(layer: Layer, args: argparse.Namespace, device: torch.device, title: str) -> None:
+    """Prints a table."""
     lines = []
     for name, call in (("layer, FP8", layer.whole(layer.fp8)), ("layer, BF16", layer.whole(layer.x)),
                        ("fresh dispatch, FP8", lambda i: layer.dispatch(i, layer.fp8)),
@@ -146,15 +160,13 @@ def main() -> None:
     for name, call in cached(layer) if device.type == "cuda" else []:
         lines.append((name + ", events", gathered(events(call)), []))
     if dist.get_rank() == 0:
+        if title:
+            print("\n%s\n" % title)
         print("| call | median rank, us | slowest rank, us | host, us |\n|---|---|---|---|")
         for name, times, host_times in lines:
             middle = len(times) // 2
             print("| %s | %.0f | %.0f | %s |" % (
-                name, times[middle], times[-1], "%.0f" % host_times[middle] if host_times else ""))
-    layer.buffer.destroy()
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # as in python/tests/suite.py
+                name, times[middle], times[-1], "%.0f" % host_times[middle] if host_times else ""), flush=True)
 
 
 if __name__ == "__main__":
