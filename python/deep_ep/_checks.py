@@ -167,7 +167,17 @@ def tokens(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     dims = x[1].dim() if isinstance(x[1], torch.Tensor) else 2
     shape = (rows.shape[0],) if dims == 1 else (rows.shape[0], None)
     scales = tensor("x[1]", x[1], (torch.float32, torch.int32), shape, rows.device, contiguous=False)
+    groups("x[1]", rows, scales)
     return rows, scales
+
+
+def groups(name: str, rows: torch.Tensor, scales: torch.Tensor) -> None:
+    """Checks the scales of a row: one for each group of channels, or four in an int32. DeepEP's contract has groups of
+    128, and its kernels copy any number of scales; EPX takes groups of any power of two."""
+    hidden, columns = rows.shape[1], 1 if scales.dim() == 1 else scales.shape[1]
+    if columns not in (-(-hidden // (1 << i)) for i in range(hidden.bit_length() + 1)):
+        raise wrong(name, "a scale for each group of channels ([%d, %d] for groups of 128)" % (
+            rows.shape[0], -(-hidden // 128)), list(scales.shape))
 
 
 def spread(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:

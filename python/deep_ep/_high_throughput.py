@@ -354,8 +354,8 @@ def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights
     routing = find(HighThroughputRouting, handle)
     checks.tensor("x", x, _PAYLOADS, (None, None))
     usable(routing, x)
-    if x.shape[0] < routing.rows:
-        raise wrong("x", "at least the %d rows that were received" % routing.rows, x.shape[0])
+    if x.shape[0] != routing.rows:
+        raise wrong("x", "the %d rows that were received" % routing.rows, x.shape[0])
     checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], routing.handle.topk), x.device)
     return sum_rows(routing, launch_on, x, topk_weights, bias, max_sms=max_sms)
 

@@ -335,6 +335,9 @@ class Buffer:
         if handle is not None:
             return _high_throughput.dispatch_again(self._engine, launcher, x, handle, most_sms(num_sms))
         checks.tensor("num_tokens_per_rank", num_tokens_per_rank, (torch.int32,), (self.group_size,), tokens.device)
+        if self._engine.nnodes > 1:
+            checks.optional("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank, (torch.int32,),
+                            (self._engine.nnodes,), tokens.device)
         request = _high_throughput.DispatchRequest(
             self._engine, x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
             num_worst_tokens, most_sms(num_sms))

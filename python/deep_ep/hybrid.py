@@ -80,7 +80,10 @@ def probs_of_weights(weights: torch.Tensor, topk_idx: torch.Tensor, experts: int
 def _rows(hidden: Any, scaling_factor: Optional[torch.Tensor]) -> Any:
     """What ElasticBuffer takes."""
     checks.dense("hidden", hidden, 2)
-    return hidden.contiguous() if scaling_factor is None else (hidden.contiguous(), scaling_factor)
+    if scaling_factor is None:
+        return hidden.contiguous()
+    checks.groups("scaling_factor", hidden, checks.dense("scaling_factor", scaling_factor, 2))
+    return hidden.contiguous(), scaling_factor
 
 
 def _first(count: Optional[int], *parts: Optional[torch.Tensor]) -> Any:

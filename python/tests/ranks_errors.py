@@ -75,6 +75,7 @@ def test_high_throughput(world: World) -> None:
         (lambda: buffer.combine(recv, None), "handle|NoneType"),
         (lambda: buffer.combine(recv.float().double(), handle), "x|dtype|float64"),
         (lambda: buffer.combine(recv[:-1], handle) if recv.shape[0] else buffer.combine(None, handle), "x"),
+        (lambda: buffer.combine(torch.cat([recv, x[:1]]), handle), "x|the %d rows" % recv.shape[0]),
         (lambda: buffer.combine(recv, handle, topk_weights=weights.new_zeros(recv.shape[0], 7)), "topk_weights|shape"),
         (lambda: buffer.combine(recv, handle, bias=(x, x, x)), "bias|pair|3"),
         (lambda: buffer.combine(recv, handle, bias=x[:2]), "bias|shape"),
@@ -85,6 +86,40 @@ def test_high_throughput(world: World) -> None:
     with as_in_a_capture():
         dispatch(num_worst_tokens=world.nranks * n)
         buffer.dispatch(x, handle=handle)
+    exchange(world, buffer, work)
+
+
+def test_shapes_of_scales(world: World) -> None:
+    """Groups of 128 channels, or of another power of two; four to an int32."""
+    buffer, hybrid = world.buffer(), deep_ep.HybridEPBuffer(dist.group.WORLD, 256, 12, 2)
+    work = Work(world.nranks, 12, 256, 2 * world.nranks, 2, seed=1, uneven=False)
+    me, marks = world.rank, torch.zeros(12, work.experts, dtype=torch.bool)
+    idx, weights = world.to(work.idx[me]), world.to(work.weights[me])
+    for line, experts in zip(marks, work.idx[me].tolist()):
+        line[[e for e in experts if e >= 0]] = True
+    given = dict(layout(buffer, idx, work.experts), topk_idx=idx, topk_weights=weights)
+    for hidden, taken, not_taken in ((256, (1, 2, 4, 8), (0, 3, 5, 257)), (384, (1, 2, 3, 6, 12), (0, 4, 5, 7)),
+                                     (2176, (5, 17, 34, 68), (0, 4, 6, 16, 18))):
+        rows = world.to(torch.zeros(12, hidden, dtype=torch.float8_e4m3fn))
+        for columns in taken:
+            scales = torch.rand(12, columns, device=world.device)
+            recv, *_others, handle, _event = buffer.dispatch((rows, scales), **given)
+            assert recv[1].shape == (recv[0].shape[0], columns)
+        for columns in not_taken:
+            scales = torch.zeros(12, columns, device=world.device)
+            refused([(lambda: buffer.dispatch((rows, scales), **given), "x[1]|group of channels"),
+                     (lambda: buffer.dispatch((rows, scales), handle=handle), "x[1]|group of channels"),
+                     (lambda: hybrid.dispatch(rows, scales, routing_map=world.to(marks)),
+                      "scaling_factor|group of channels")])
+
+
+def test_counts_of_nodes(world: World) -> None:
+    buffer, work = world.node_buffer(), Work(world.nranks, 4, 128, world.nranks, 1, seed=2, uneven=False)
+    idx, weights = world.to(work.idx[world.rank]), world.to(work.weights[world.rank])
+    parts = dict(layout(buffer, idx, work.experts), topk_idx=idx, topk_weights=weights)
+    refused([(lambda: buffer.dispatch(world.to(work.x[world.rank]), **{
+        **parts, "num_tokens_per_rdma_rank": torch.zeros(3, dtype=torch.int32, device=world.device)}),
+        "num_tokens_per_rdma_rank|shape [2]|[3]")])
     exchange(world, buffer, work)
 
 
