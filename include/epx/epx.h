@@ -448,12 +448,12 @@ typedef struct epx_layout_info {
      * enough room, without if_expected. In a group of several nodes it never fits: no rank knows all counts.
      */
     uint32_t expected_rows;
-    epx_tensor *expert_counts;  /* int32 or int64 [L]: rows per local expert (padded in HT EXPERT_MAJOR) */
+    epx_tensor *expert_counts;  /* int32 or int64 [L]: rows per expert (padded in HT EXPERT_MAJOR; not LL RANK_MAJOR) */
     epx_tensor *expert_offsets; /* int32 or int64 [L]: first row of each zone (HT EXPERT_MAJOR) */
     epx_tensor *rank_counts;    /* int32 or int64 [R]: rows (FLAT, RANK_MAJOR) or token-expert pairs from each rank */
     epx_tensor *total;          /* int32 or int64 [1]: rows received, padding included */
     epx_tensor *layout_range;   /* int64 [L,R]: LL EXPERT_MAJOR, first row << 32 | rows */
-    epx_tensor *expert_stats;   /* int32 [L]: rows per local expert, without padding, are ADDED to it */
+    epx_tensor *expert_stats;   /* int32 [L]: rows per expert, unpadded, are ADDED to it (not in LL RANK_MAJOR) */
     epx_tensor *wait_ns;        /* int64 [R]: time spent waiting for each rank is ADDED to it (low latency) */
     /* High throughput, int32 or int64: counts of all ranks */
     epx_tensor

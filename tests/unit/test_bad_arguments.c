@@ -269,12 +269,33 @@ static int wrong_counts_ll(struct fixture *s)
     return 0;
 }
 
+/* Experts have no zones in RANK_MAJOR, and dispatch does not count their rows. */
+static int counts_by_rank(struct fixture *s)
+{
+    epx_handle_config config = fixture_handle_config(EPX_LOW_LATENCY, EPX_RANK_MAJOR, FIXTURE_TOPK);
+    epx_layout_info counts = EPX_LAYOUT_INFO_INIT, stats = EPX_LAYOUT_INFO_INIT;
+    epx_dispatch_outputs out = s->ll_out;
+    epx_tensor rows = s->ll_rows;
+    epx_handle *handle;
+
+    rows.shape[0] = s->nranks;
+    rows.shape[1] = FIXTURE_M;
+    out.tokens = &rows;
+    counts.expert_counts = stats.expert_stats = &s->ll_counts;
+    ACCEPTED(epx_handle_create(&handle, s->group, &config));
+    ACCEPTED(epx_handle_update(handle, &s->idx, NULL, NULL));
+    REFUSED(epx_dispatch(handle, &s->in, &out, &counts, NULL, NULL), EPX_ERR_ARGUMENT, "expert_counts", "NULL");
+    REFUSED(epx_dispatch(handle, &s->in, &out, &stats, NULL, NULL), EPX_ERR_ARGUMENT, "expert_stats", "NULL");
+    ACCEPTED(epx_handle_destroy(handle));
+    return 0;
+}
+
 static int wrong_tensors_ll(struct fixture *s)
 {
     if (wrong_idx_ll(s))
         return 1;
     ACCEPTED(epx_handle_update(s->ll, &s->idx, NULL, NULL));
-    return wrong_tokens_ll(s) || wrong_rows_ll(s) || wrong_counts_ll(s);
+    return wrong_tokens_ll(s) || wrong_rows_ll(s) || wrong_counts_ll(s) || counts_by_rank(s);
 }
 
 static int wrong_tensors_ht(struct fixture *s)
