@@ -16,13 +16,13 @@
 
 enum { TOKENS = 32, HIDDEN = 64, INNER = 48, TOPK = 2, EXPERTS = 8 };
 
-#define TRY(call)                                                                             \
-    do {                                                                                      \
-        epx_status status_ = (call);                                                          \
-        if (status_ != EPX_OK) {                                                              \
-            fprintf(stderr, "%s: %s (%s)\n", #call, epx_last_error(), epx_strerror(status_)); \
-            exit(1);                                                                          \
-        }                                                                                     \
+#define TRY(call)                                                 \
+    do {                                                          \
+        epx_status status_ = (call);                              \
+        if (status_ != EPX_OK) {                                  \
+            fprintf(stderr, "%s: %s\n", #call, epx_last_error()); \
+            exit(1);                                              \
+        }                                                         \
     } while (0)
 
 /* Numbers between -1 and 1 that every rank can compute: inputs, and parameters of the model. */

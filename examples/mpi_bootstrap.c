@@ -15,13 +15,13 @@
 
 enum { TOKENS = 16, HIDDEN = 256, TOPK = 2, EXPERTS = 8 };
 
-#define TRY(call)                                                                             \
-    do {                                                                                      \
-        epx_status status_ = (call);                                                          \
-        if (status_ != EPX_OK) {                                                              \
-            fprintf(stderr, "%s: %s (%s)\n", #call, epx_last_error(), epx_strerror(status_)); \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                     \
-        }                                                                                     \
+#define TRY(call)                                                 \
+    do {                                                          \
+        epx_status status_ = (call);                              \
+        if (status_ != EPX_OK) {                                  \
+            fprintf(stderr, "%s: %s\n", #call, epx_last_error()); \
+            MPI_Abort(MPI_COMM_WORLD, 1);                         \
+        }                                                         \
     } while (0)
 
 /* Called on the thread that creates the group. The communicator must live as long as the group. */

@@ -17,13 +17,13 @@
 
 enum { STEPS = 10, DEADLY_STEP = 4, TOKENS = 16, HIDDEN = 64, TOPK = 2, EXPERTS = 8 };
 
-#define TRY(call)                                                                             \
-    do {                                                                                      \
-        epx_status status_ = (call);                                                          \
-        if (status_ != EPX_OK) {                                                              \
-            fprintf(stderr, "%s: %s (%s)\n", #call, epx_last_error(), epx_strerror(status_)); \
-            exit(1);                                                                          \
-        }                                                                                     \
+#define TRY(call)                                                 \
+    do {                                                          \
+        epx_status status_ = (call);                              \
+        if (status_ != EPX_OK) {                                  \
+            fprintf(stderr, "%s: %s\n", #call, epx_last_error()); \
+            exit(1);                                              \
+        }                                                         \
     } while (0)
 
 static int32_t topk_idx[TOKENS][TOPK];

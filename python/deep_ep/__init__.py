@@ -10,6 +10,7 @@ if not hasattr(epx, "Group"):
 
 from . import _C as _C  # programs use deep_ep._C without importing it
 from ._C import get_num_allocation_alignment, get_num_rdma_alignment, get_num_tma_alignment
+from ._checks import ArgumentError, UsageError
 from .buffer import Buffer
 from .buffers.allocator import BufferAllocator
 from .buffers.base import BufferBase
@@ -27,8 +28,9 @@ __version__ = "2.1.0+epx"
 topk_idx_t = torch.int64
 
 __all__ = [
-    "__version__", "Buffer", "BufferAllocator", "BufferBase", "check_nvlink_connections", "Config",
+    "__version__", "ArgumentError", "Buffer", "BufferAllocator", "BufferBase", "check_nvlink_connections", "Config",
     "destroy_all_managed_nccl_comm", "destroy_uccl", "ElasticBuffer", "EngramBuffer", "EPBuffer", "EPHandle",
     "EventHandle", "EventOverlap", "get_logical_domain_size", "get_num_allocation_alignment", "get_num_rdma_alignment",
     "get_num_tma_alignment", "get_physical_domain_size", "HybridEPBuffer", "initialize_uccl", "PPBuffer", "topk_idx_t",
+    "UsageError",
 ]

@@ -9,8 +9,10 @@ import math
 import operator
 from typing import Any, Optional, Sequence, Tuple
 
+import epx
 import torch
-from epx import ArgumentError, Status, UsageError
+from epx import Status
+from epx.bootstrap import NO_PROCESS_GROUP
 
 
 MAX_TOPK = 32  # EPX's limits
@@ -18,22 +20,26 @@ MOST = 1 << 20  # experts, tokens of a rank, rows of an alignment
 MOST_RANKS = 4096
 
 
-class InputError(ArgumentError, AssertionError):
+class ArgumentError(epx.ArgumentError, AssertionError):
     """An argument is wrong."""
 
+    __module__ = "deep_ep"
 
-class CallError(UsageError, AssertionError):
+
+class UsageError(epx.UsageError, AssertionError):
     """The call is not allowed now, or not on this buffer."""
 
+    __module__ = "deep_ep"
 
-def wrong(name: str, expected: str, given: Any) -> InputError:
+
+def wrong(name: str, expected: str, given: Any) -> ArgumentError:
     """The exception for a wrong argument."""
-    return InputError(Status.ARGUMENT, "%s: expected %s, got %s" % (name, expected, given))
+    return ArgumentError(Status.ARGUMENT, "%s: expected %s, got %s" % (name, expected, given))
 
 
-def refused(why: str) -> CallError:
+def refused(why: str) -> UsageError:
     """The exception for a call that is not allowed."""
-    return CallError(Status.USAGE, why)
+    return UsageError(Status.USAGE, why)
 
 
 def describe(value: Any) -> str:
@@ -133,7 +139,7 @@ def process_group(value: Any) -> Any:
 
     if value is None:
         if not dist.is_initialized():
-            raise refused("group: expected torch.distributed.init_process_group() before it")
+            raise refused(NO_PROCESS_GROUP)
         return dist.group.WORLD
     if isinstance(value, int) and not isinstance(value, bool):  # what torch gives to ranks that are not in a group
         raise wrong("group", "a process group that this rank is in", repr(value))

@@ -82,6 +82,7 @@ class Buffer:
         checks.positive("num_nvl_bytes", num_nvl_bytes, 0)
         checks.positive("num_rdma_bytes", num_rdma_bytes, 0)
         if group is None and comm is None:
+            checks.process_group(None)  # where there is none, dist.group.WORLD is None too
             raise wrong("group, comm", "one of them", "neither")
         bootstrap = epx.bootstrap.from_torch(checks.process_group(group)) if group is not None \
             else epx.bootstrap.from_mpi(comm)

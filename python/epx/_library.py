@@ -46,7 +46,10 @@ def load() -> ctypes.CDLL:
     global _library
     if _library is None:
         library = _open(candidates())
-        _abi.declare(library)
+        try:
+            _abi.declare(library)
+        except AttributeError as missing:
+            raise _failure("%s: is another library, or another version (%s)" % (library._name, missing)) from None
         _library = library
     return _library
 
@@ -64,9 +67,14 @@ def _open(names: List[str]) -> ctypes.CDLL:
             return ctypes.CDLL(name)
         except OSError as error:
             reasons.append(str(error) if name in str(error) else "%s: %s" % (name, error))
-    raise EpxError(
-        Status.UNSUPPORTED,
-        "expected libepx.so as EPX_LIBRARY names it, in epx/lib of this package, "
-        "in build/ of the source tree, or as %s "
-        "by the loader's rules; got: %s" % (_SONAME, "; ".join(reasons)),
-    )
+    raise _failure("; ".join(reasons))
+
+
+def _failure(given: str) -> EpxError:
+    """No library can be used: `given` says why not."""
+    if os.environ.get("EPX_LIBRARY"):
+        return EpxError(Status.UNSUPPORTED, "EPX_LIBRARY: expected this version's libepx.so, got %s; name that file, "
+                        "or unset the variable" % given)
+    return EpxError(Status.UNSUPPORTED, "expected this version's libepx.so in epx/lib of this package, in build/ of "
+                    "the source tree, or as %s by the loader's rules, got %s; install EPX, or set EPX_LIBRARY to the "
+                    "file" % (_SONAME, given))

@@ -14,6 +14,9 @@ from ._interrupts import Interrupts
 from ._rounds import LeftError, Place, Rounds
 from .errors import ArgumentError, Status
 
+NO_PROCESS_GROUP = ("group: expected a process group, got None while torch.distributed is not initialized; call "
+                    "torch.distributed.init_process_group() first")
+
 _rounds: "weakref.WeakKeyDictionary[Any, Rounds]" = weakref.WeakKeyDictionary()  # by process group
 
 
@@ -94,7 +97,7 @@ def from_torch(group: Any = None) -> Bootstrap:
         raise ArgumentError(Status.ARGUMENT, "group: expected a process group of torch.distributed, or None, got %s" % (
             type(group).__name__))
     if group is None and not dist.is_initialized():
-        raise ArgumentError(Status.ARGUMENT, "group: expected torch.distributed.init_process_group() before it")
+        raise ArgumentError(Status.ARGUMENT, NO_PROCESS_GROUP)
     nranks = dist.get_world_size(group)
     if nranks < 1:
         raise ArgumentError(Status.ARGUMENT, "group: expected a process group that this rank is in, got %r" % (group,))

@@ -90,6 +90,10 @@ _CLASSES: Dict[int, Type[EpxError]] = {
 }
 
 
+for _class in (EpxError, *_CLASSES.values()):
+    _class.__module__ = "epx"  # the name by which programs have them
+
+
 def make_error(status: int, message: str) -> EpxError:
     """The exception for a status, of the matching class."""
     return _CLASSES.get(status, EpxError)(status, message)

@@ -14,7 +14,6 @@ import epx
 import torch
 import torch.distributed as dist
 from deep_ep import _memory
-from deep_ep._checks import CallError, InputError
 from deep_ep._elastic_plan import DispatchPlan
 from deep_ep._fresh import RowGuess
 from elastic_reference import Expanded, combined, flat_results
@@ -32,7 +31,7 @@ def refused(what: str) -> Iterator[None]:
     """What is done here is refused before anything is sent, with a text that has `what`."""
     try:
         yield
-    except (CallError, InputError) as error:
+    except (deep_ep.ArgumentError, deep_ep.UsageError) as error:
         assert what in str(error), error
     else:
         raise AssertionError("expected an error about " + what)

@@ -14,6 +14,7 @@ import deep_ep
 import deep_ep.utils
 import epx
 import epx.bootstrap
+import torch
 from epx import _library
 
 
@@ -156,8 +157,57 @@ try:
 except epx.EpxError as error:
     print(error)
 """, EPX_LIBRARY="/nowhere/libepx.so")
-        self.assertIn("/nowhere/libepx.so", output)
-        self.assertIn("expected libepx.so as EPX_LIBRARY names it", output)
+        self.assertRegex(output, "EPX_LIBRARY: expected this version's libepx.so, got /nowhere/libepx.so: .*; name")
+
+    def test_another_library_is_named(self) -> None:
+        output = run("""
+import epx
+try:
+    epx.library_version()
+except epx.EpxError as error:
+    print(error)
+""", EPX_LIBRARY="libm.so.6")
+        self.assertRegex(output, "EPX_LIBRARY: expected this version's libepx.so, got libm.so.6: is another library, "
+                         "or another version .*undefined symbol: epx_.*; name that file, or unset the variable")
+
+    def test_exceptions_have_public_names(self) -> None:
+        kinds = [value for value in vars(epx).values() if isinstance(value, type) and issubclass(value, Exception)]
+        kinds += [deep_ep.ArgumentError, deep_ep.UsageError]
+        self.assertGreater(len(kinds), 10)
+        for kind in kinds:
+            self.assertIs(getattr(sys.modules[kind.__module__], kind.__qualname__), kind)
+            self.assertIn(kind.__module__, ("epx", "deep_ep"))
+            again = pickle.loads(pickle.dumps(kind(epx.Status.USAGE, "why")))
+            self.assertEqual((type(again), again.status, str(again)), (kind, epx.Status.USAGE, "USAGE: why"))
+
+    def test_no_process_group(self) -> None:
+        calls = ("deep_ep.Buffer(dist.group.WORLD, 1 << 20)", "deep_ep.Buffer()", "deep_ep.ElasticBuffer(None, 1)",
+                 "deep_ep.HybridEPBuffer(None, 64, 4, 1)", "epx.bootstrap.from_torch()",
+                 "deep_ep.get_physical_domain_size(None)")
+        output = run("""
+import deep_ep, epx, torch.distributed as dist
+for call in %r:
+    try:
+        eval(call)
+    except epx.EpxError as error:
+        print(error)
+""" % (calls,)).splitlines()
+        self.assertEqual(len(output), len(calls))
+        for line in output:
+            self.assertRegex(line, "group: expected a process group, got None .* not initialized; call "
+                             r"torch.distributed.init_process_group\(\) first")
+
+    def test_a_gpu_where_there_is_none(self) -> None:
+        if torch.cuda.is_available():
+            self.skipTest("this machine has a GPU")
+        output = run("""
+import epx
+try:
+    epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, device=epx.Device.CUDA)
+except epx.UnsupportedError as error:
+    print(error)
+""", RANK="0", WORLD_SIZE="1")
+        self.assertRegex(output, "device cuda: expected a GPU, found none: .*; choose the device cpu")
 
     def test_modules_import_each_other_in_one_direction(self) -> None:
         for package in (epx, deep_ep):

@@ -122,8 +122,8 @@ static epx_status share_rendezvous(const struct rendezvous_config *config)
 {
     if (rendezvous.connected && rendezvous.pid != getpid())
         return fail(EPX_ERR_USAGE,
-                    "this process was forked from rank %d after that had connected to the other ranks: it "
-                    "cannot share these connections",
+                    "this process was forked from rank %d after that had connected to the other ranks, and cannot "
+                    "share these connections; fork before the first group, or start it by exec",
                     rendezvous.rank);
     await_ends(config->timeout_ms);
     if (rendezvous.broken && rendezvous.users)

@@ -109,8 +109,7 @@ static void write_abort(const struct epx_group *group, uint64_t word, char *text
             "was cut, or this rank was stopped or late",
             rank);
     else if (culprit == group->rank && status == EPX_ERR_MISMATCH)
-        snprintf(text, bytes, "aborted because rank %d and this rank do not agree (%s)", rank,
-                 epx_strerror((epx_status)status));
+        snprintf(text, bytes, "aborted because rank %d and this rank do not agree", rank);
     else if (culprit == group->rank)
         snprintf(text, bytes, "this rank was too late: rank %d has waited for it (%s)", rank,
                  phase_name(ABORT_PHASE(word)));
@@ -126,8 +125,7 @@ static void write_abort(const struct epx_group *group, uint64_t word, char *text
         snprintf(text, bytes, "aborted because the network has lost rank %d: it may have ended%s (found by rank %d)",
                  culprit, or_network(group, culprit), rank);
     else if (status == EPX_ERR_MISMATCH && culprit != rank)
-        snprintf(text, bytes, "aborted because rank %d and rank %d do not agree (%s)", rank, culprit,
-                 epx_strerror((epx_status)status));
+        snprintf(text, bytes, "aborted because rank %d and rank %d do not agree", rank, culprit);
     else /* what a rank says of itself, although another one may have passed it on */
         snprintf(text, bytes, "aborted because rank %d failed (%s)", culprit, epx_strerror((epx_status)status));
 }

@@ -33,9 +33,13 @@ class DataType(enum.IntEnum):
 class NcclInvalid(ValueError):
     """A call that cannot be made: a destroyed object, or an argument that does not fit."""
 
+    __module__ = "nccl.ep"
+
 
 class NCCLEpError(RuntimeError):
     """A call of libnccl_ep.so that failed; `status` is its ncclResult_t."""
+
+    __module__ = "nccl.ep"
 
     def __init__(self, status: int, message: str = "") -> None:
         super().__init__("NCCL EP error code %d%s" % (status, ": " + message if message else ""))
