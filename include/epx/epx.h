@@ -437,7 +437,8 @@ EPX_API epx_status epx_handle_memory(const epx_group *group, const epx_handle_co
 
 /*
  * Where EPX writes counts of what was received: tensors in device memory, all optional, complete when the operation is.
- * High throughput fills them in epx_handle_update, low latency in the receive half of dispatch.
+ * High throughput fills them in epx_handle_update, low latency in the receive half of dispatch. High throughput's
+ * EXPERT_MAJOR has expert_counts and total in dispatch too: those of the routing, written once more.
  */
 typedef struct epx_layout_info {
     uint32_t size;
@@ -593,7 +594,8 @@ typedef struct epx_dispatch_config {
 #define EPX_DISPATCH_OUTPUTS_INIT EPX_INITIAL_VALUE(epx_dispatch_outputs)
 #define EPX_DISPATCH_CONFIG_INIT EPX_INITIAL_VALUE(epx_dispatch_config)
 
-/* Collective. `info` is for low latency; high throughput has it in epx_handle_update. config may be NULL. */
+/* Collective. `info` is low latency's; high throughput has it in epx_handle_update, and here expert_counts and total of
+ * EXPERT_MAJOR alone. config may be NULL. */
 EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs,
                                 const epx_dispatch_outputs *outputs, const epx_layout_info *info,
                                 const epx_dispatch_config *config, epx_stream stream);

@@ -160,8 +160,8 @@ NCCL_EP_API ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 
 /* ---- Handles: one routing each ---------------------------------------------------------------------------------- */
 
-/* Where counts go, int32 or int64; NULL: not wanted. High throughput fills them in ncclEpUpdateHandle, and reads only
- * recv_topk_idx_kind in dispatch. Low latency fills them in dispatch: EXPERT_MAJOR needs expert_counters, RANK_MAJOR
+/* Where counts go, int32 or int64; NULL: not wanted. High throughput fills them in ncclEpUpdateHandle. In dispatch it
+ * reads recv_topk_idx_kind, and EXPERT_MAJOR fills expert_counters and recv_total_counter (count mode). Low latency fills them in dispatch: EXPERT_MAJOR needs expert_counters, RANK_MAJOR
  * has none. */
 typedef struct ncclEpLayoutInfo {
     unsigned int size;

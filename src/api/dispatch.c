@@ -272,20 +272,37 @@ static epx_status check_capacity(struct epx_handle *handle, const struct dispatc
     return need_rows(call, "outputs.tokens", args->out_tokens.shape[0], handle->info->rows, "this routing");
 }
 
+/* High throughput has the others in epx_handle_update. */
+static epx_status check_high_throughput_info(const struct epx_handle *handle, const struct layout_tensors *info)
+{
+    const epx_tensor *const others[] = {&info->expert_offsets, &info->rank_counts, &info->expert_stats,
+                                        &info->rank_matrix,    &info->rank_tokens, &info->relay_counts,
+                                        &info->expert_rows,    &info->expert_ends, &info->source_ends};
+    int any = info->expected_rows || info->drop_rows;
+
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        any |= others[i]->ndim;
+    if (any || handle->config.layout != EPX_EXPERT_MAJOR)
+        return fail(
+            EPX_ERR_ARGUMENT,
+            "%s: info: high throughput takes it in epx_handle_update: expected NULL, or expert_counts and total "
+            "alone in EXPERT_MAJOR",
+            call);
+    return EPX_OK;
+}
+
 /* Checks what the two modes have of their own, and issues. */
 static epx_status issue(struct epx_handle *handle, const epx_layout_info *info, struct dispatch_args *args,
                         epx_stream stream)
 {
-    epx_status status;
+    epx_status status = layout_tensors_check(handle, info, call, &args->info);
 
-    if (handle->config.mode == EPX_HIGH_THROUGHPUT) {
-        if (info)
-            return fail(EPX_ERR_ARGUMENT, "%s: info: high throughput takes it in epx_handle_update, expected NULL",
-                        call);
-        status = check_capacity(handle, args);
+    if (status == EPX_OK && handle->config.mode == EPX_HIGH_THROUGHPUT) {
+        status = info ? check_high_throughput_info(handle, &args->info) : EPX_OK;
+        if (status == EPX_OK)
+            status = check_capacity(handle, args);
         return status == EPX_OK ? ht_dispatch(handle, args, (struct device_stream *)stream) : status;
     }
-    status = layout_tensors_check(handle, info, call, &args->info);
     if (status == EPX_OK)
         status = indices_check(handle, &handle->topk, stream, call);
     return status == EPX_OK ? ll_dispatch(handle, args, (struct device_stream *)stream) : status;

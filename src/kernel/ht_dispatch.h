@@ -88,6 +88,15 @@ KFN_STEP void hd_count(const struct ht_dispatch_params *p, int copied)
         ag_add_stat(&g->stats->bytes_local, (uint64_t)h->state->filled_rows * (uint64_t)p->signature.hidden_bytes);
 }
 
+/* The caller's counters, as the update has found them (hn_report_counts). One agent. */
+KFN_STEP void hd_report_counts(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    AG_EACH(ag, int, l, p->expert_counts.data ? p->g->local_experts : 0)
+    index_put(&p->expert_counts, l, p->h->padded[l]);
+    if (ag_leader(ag) && p->total.data)
+        index_put(&p->total, 0, p->h->state->all_rows);
+}
+
 /* The own descriptor, and the signal that it is written. One agent. */
 KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
 {
@@ -103,6 +112,7 @@ KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint6
     }
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch);
+    hd_report_counts(ag, p);
     return 0;
 }
 

@@ -293,6 +293,7 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
         h->state->peer_rows = total - mine;
         h->state->recv_rows = p->layout == LAYOUT_FLAT ? total : hn_kept(p, padded);
         h->state->tokens = h->info->tokens = tokens;
+        h->state->all_rows = padded;
         h->state->used_rows = p->layout == LAYOUT_FLAT ? total : hn_kept(p, used);
         h->info->rows = h->state->recv_rows;
         h->info->used_rows = h->state->used_rows;

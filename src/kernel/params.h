@@ -221,6 +221,7 @@ struct handle_state {
     int32_t all_rounds;  /* between nodes: the most of any rank; all ranks know the same */
     int64_t unexpected;  /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
     int64_t too_many;    /* 0, or the tokens of a rank that has more than max_tokens: nobody can use this routing */
+    int64_t all_rows;    /* EXPERT_MAJOR: recv_rows, and those that are dropped */
 };
 
 /* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
@@ -421,7 +422,8 @@ struct ht_dispatch_params {
     struct index_out final_idx;
     int32_t *final_src_rank, *final_src_token, *final_map;
     int64_t final_rows;
-    int64_t if_expected; /* 1: nothing is done after an update that was not as expected */
+    struct index_out expert_counts, total; /* EXPERT_MAJOR: of this routing, once more */
+    int64_t if_expected;                   /* 1: nothing is done after an update that was not as expected */
 };
 
 struct ht_combine_params {

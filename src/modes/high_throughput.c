@@ -455,6 +455,8 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_src_rank = args->src_rank.data;
     p.final_src_token = args->src_token.data;
     p.final_map = args->source_map.data;
+    p.expert_counts = make_index(&args->info.expert_counts);
+    p.total = make_index(&args->info.total);
     p.if_expected = args->if_expected;
     p.final_rows = args->out_tokens.shape[0];
     p.drop = drop_rules(handle) & ~DROP_FLAT;

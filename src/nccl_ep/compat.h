@@ -180,7 +180,7 @@ struct compat_layout {
 /* Tensors of layout_info that a call looks at; at recv_topk_idx_kind every one does. */
 enum { LOOK_EXPERT_COUNTERS = 1, LOOK_RANK_COUNTERS = 2, LOOK_OFFSETS = 4, LOOK_TOTAL = 8 };
 unsigned int update_looks_at(const struct ncclEpGroup *group, int layout);
-unsigned int dispatch_looks_at(const struct ncclEpGroup *group);
+unsigned int dispatch_looks_at(const struct ncclEpHandle *handle);
 ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,
                            unsigned int looks_at, struct compat_layout *out);
 

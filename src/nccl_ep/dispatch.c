@@ -13,7 +13,7 @@ static ncclResult_t need_none(const struct compat_tensor *t, const char *name, c
     return t->at ? compat_fail(ncclInvalidArgument, "%s: %s: %s, expected NULL", call, name, why) : ncclSuccess;
 }
 
-static ncclResult_t take_tensors(const struct ncclEpGroup *group, const ncclEpLayoutInfo_t *info, struct dispatch *d)
+static ncclResult_t take_tensors(const struct ncclEpHandle *handle, const ncclEpLayoutInfo_t *info, struct dispatch *d)
 {
     const struct {
         const char *name;
@@ -28,11 +28,11 @@ static ncclResult_t take_tensors(const struct ncclEpGroup *group, const ncclEpLa
                  {"outputs.topk_idx", d->out.topk_idx, &d->out_idx}};
 
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        ncclResult_t result = compat_tensor(group, call, parts[i].name, parts[i].given, parts[i].out);
+        ncclResult_t result = compat_tensor(handle->group, call, parts[i].name, parts[i].given, parts[i].out);
         if (result != ncclSuccess)
             return result;
     }
-    return compat_layout(group, call, info, dispatch_looks_at(group), &d->layout);
+    return compat_layout(handle->group, call, info, dispatch_looks_at(handle), &d->layout);
 }
 
 /* What low latency demands beyond what EPX does. */
@@ -125,7 +125,7 @@ static ncclResult_t take_call(const struct ncclEpHandle *handle, const ncclEpDis
     if (result == ncclSuccess)
         result = struct_take(call, "config", config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, &d->config, sizeof(d->config));
     if (result == ncclSuccess)
-        result = take_tensors(handle->group, layout_info, d);
+        result = take_tensors(handle, layout_info, d);
     if (result == ncclSuccess)
         result = dispatch_recipe(handle, call, d);
     return result == ncclSuccess ? operation_check(handle, call, d->config.pass_direction) : result;

@@ -230,10 +230,13 @@ unsigned int update_looks_at(const struct ncclEpGroup *group, int layout)
            (layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? (unsigned int)LOOK_OFFSETS : 0);
 }
 
-/* Low latency fills them in dispatch, and has no offsets and no total. */
-unsigned int dispatch_looks_at(const struct ncclEpGroup *group)
+/* Low latency fills them in dispatch, and has no offsets and no total. High throughput's EXPERT_MAJOR has counts there
+ * too, for callers whose update was given none. */
+unsigned int dispatch_looks_at(const struct ncclEpHandle *handle)
 {
-    return group->low_latency ? LOOK_EXPERT_COUNTERS | LOOK_RANK_COUNTERS : 0;
+    if (handle->group->low_latency)
+        return LOOK_EXPERT_COUNTERS | LOOK_RANK_COUNTERS;
+    return handle->config.layout == EPX_EXPERT_MAJOR ? LOOK_EXPERT_COUNTERS | LOOK_TOTAL : 0;
 }
 
 ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,

@@ -282,8 +282,8 @@ static int test_recipe_first(void)
     return small_close(&s);
 }
 
-/* A: high throughput's dispatch does not look at the tensors of layout_info, whatever they are. B: nor its forward
- * combine at outputs.topk_weights; inputs' are refused. */
+/* A: high throughput's dispatch does not look at the tensors of layout_info, whatever they are, but in EXPERT_MAJOR at
+ * two counters (counts.c). B: nor its forward combine at outputs.topk_weights; inputs' are refused. */
 static int test_ignored(ncclEpLayout_t layout)
 {
     const ncclEpGroupConfig_t config = small_config(HT, 32);
@@ -293,8 +293,9 @@ static int test_ignored(ncclEpLayout_t layout)
 
     if (small_open(&s, &config, layout, 1, 1, 32, PLAIN) || small_route(&s, ids, 4))
         return -1;
-    s.calls.info.expert_counters = s.calls.info.src_rank_counters = &nonsense;
-    s.calls.info.expert_offsets = s.calls.info.recv_total_counter = &nonsense;
+    s.calls.info.src_rank_counters = s.calls.info.expert_offsets = &nonsense;
+    if (layout == FLAT)
+        s.calls.info.expert_counters = s.calls.info.recv_total_counter = &nonsense;
     s.calls.cout.topk_weights = &nonsense;
     if (small_there_and_back(&s))
         return -1;
@@ -309,6 +310,9 @@ static int test_rank_major(int counters, int tokens)
 {
     const ncclEpGroupConfig_t config = small_config(LL, 0);
     const int to = (world.rank + 1) % world.nranks;
+    s.calls.info.recv_total_counter = &nonsense;
+    if (layout == EXPERT_MAJOR)
+        EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, NULL, world.stream));
     const int ids[] = {2 * to, -1, -1, 2 * to + 1, 2 * to + 1, 2 * to, -1, -1};
     const int from = (world.rank + world.nranks - 1) % world.nranks;
     struct small s;

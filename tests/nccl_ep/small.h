@@ -55,5 +55,6 @@ int test_memory(void);
 int test_nvfp4(void);
 int test_elastic(void);
 int test_pinned(void);
+int test_counts(void);
 
 #endif

@@ -26,8 +26,8 @@ check() { # name, ranks, arguments...
 
 check "one node" $many standin runtime layouts misuse masks
 EPX_STANDIN_CAPABILITY=9.0 check "without NVFP4" 2 nvfp4
-check "four ranks" 4 rules drop recipes eager memory nvfp4 elastic pinned
-EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic pinned masks
+check "four ranks" 4 rules drop recipes eager memory nvfp4 elastic pinned counts
+EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic pinned counts masks
 EPX_RANKS_PER_NODE=$((many / 2)) check "two nodes" $many layouts runtime
 said=$work/said
 ASAN_OPTIONS=$leak_checked NCCL_EP_DEBUG=1 NCCL_EP_ENV_VERBOSE=1 NVCC=none NCCL_EP_COMM_SMS=many EPX_LOG=info \
