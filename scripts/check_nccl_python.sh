@@ -41,4 +41,6 @@ PYTHONPATH=$scratch/ours LD_PRELOAD=$scratch/nccl/libnccl.so.2 "$epx" run -n 2 -
 # none), and then for each function first among what is loaded.
 nvidia() { LD_PRELOAD=$lib/libnccl_ep.so:$lib/standin/libnccl.so.2 LD_LIBRARY_PATH=$lib/standin "$@"; }
 nvidia "$python" "$tests/nccl_surface.py" "$scratch/ours"
-NCCL_COMM_ID=127.0.0.1:$port nvidia "$epx" run -n 2 --timeout 100 -- "$python" "$program" nvidia
+for ranks in 2 4; do
+    NCCL_COMM_ID=127.0.0.1:$port nvidia "$epx" run -n $ranks --timeout 100 -- "$python" "$program" nvidia
+done

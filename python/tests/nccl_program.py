@@ -11,6 +11,8 @@ scripts/check_nccl_python.sh runs both.
 Rank r's token t is r * 100 + t + 1 in every column, exact in bf16 sums of this size; experts return what they get.
 """
 
+import copy
+import dataclasses
 import os
 import sys
 import types
@@ -119,17 +121,22 @@ def low_latency(comm, staged):
     own.destroy()
 
 
-def low_latency_rank_major(comm):
-    """RANK_MAJOR, with global ids: the caller sums the experts of a rank."""
+def low_latency_rank_major(comm, by_struct):
+    """RANK_MAJOR, with global ids: the caller sums the experts of a rank. by_struct: the kind of ids is set in the C
+    struct that the object keeps, as TensorRT-LLM does it."""
     own, case = group(comm, ep.Algorithm.LOW_LATENCY)
     received = Array((case.nranks, TOKENS, HIDDEN))
     weights, ids = Array((case.nranks, TOKENS, TOPK)), Array((case.nranks, TOKENS, TOPK), np.int32, 77)
     counters = Array((case.nranks,), np.int32)
     handle = own.create_handle(ep.Layout.RANK_MAJOR, case.idx.ep, stream=0)
+    info = ep.LayoutInfo(src_rank_counters=counters.ep)
+    if by_struct:
+        info._lowpp.recv_topk_idx_kind = int(ep.ExpertIdKind.GLOBAL)
+    else:
+        info = ep.LayoutInfo(src_rank_counters=counters.ep, recv_topk_idx_kind=ep.ExpertIdKind.GLOBAL)
     handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep, topk_weights=case.weights.ep),
                     ep.DispatchOutputs(tokens=received.ep, topk_weights=weights.ep, topk_idx=ids.ep),
-                    layout_info=ep.LayoutInfo(src_rank_counters=counters.ep,
-                                              recv_topk_idx_kind=ep.ExpertIdKind.GLOBAL), stream=0)
+                    layout_info=info, stream=0)
     synchronize()
     mine = range(case.rank * LOCAL, (case.rank + 1) * LOCAL)
     for rank in range(case.nranks):
@@ -346,6 +353,24 @@ def refusals(comm):
         raise AssertionError("a group that was destroyed")
 
 
+def structs(comm):
+    """EPX's own package only. The C struct of an object is one: fields that are set later are in it, what is set in it
+    stays, and a copy has its own."""
+    counters = Array((comm.nranks,), np.int32)
+    info = ep.LayoutInfo(src_rank_counters=counters.ep)
+    kept = info._lowpp
+    assert kept is info._lowpp and kept.src_rank_counters == counters.ep.ptr and kept.size == 48
+    kept.recv_topk_idx_kind = 2
+    info.src_rank_counters = None
+    assert not kept.src_rank_counters and info._lowpp.recv_topk_idx_kind == 2
+    other = copy.copy(info)
+    assert other._lowpp is not kept and other._lowpp.recv_topk_idx_kind == 0
+    config = ep.GroupConfig(num_experts=4, alloc=ep.AllocConfig(context=5))
+    config.num_experts = 8
+    assert (config._lowpp.num_experts, config._lowpp.alloc.context) == (8, 5)
+    assert dataclasses.replace(config, num_topk=3)._lowpp.num_topk == 3 and config == config
+
+
 def masks(comm):
     """EPX's own package only. Nobody is late: the mask is all ones, and updates are seen."""
     own, case = group(comm, ep.Algorithm.LOW_LATENCY, enable_mask=True)
@@ -353,7 +378,17 @@ def masks(comm):
     mask = Array((case.nranks,), np.int32, 7)
     own.mask_query(mask.ep, stream=0)
     synchronize()
-    assert (mask.np == 1).all() and not own.async_error()
+    assert (mask.np == 1).all() and not own.async_error() and own.get_async_error() is False
+    mask.np[:] = 7
+    own.mask_query(mask.np.ctypes.data, stream=0)  # addresses, as FlashInfer gives them
+    synchronize()
+    assert (mask.np == 1).all()
+    mask.np[(case.rank + 1) % case.nranks] = 0
+    for values, active in ((mask.np.ctypes.data, False), ([1] * case.nranks, True)):
+        own.mask_update(values, stream=0)
+        own.mask_query(mask.ep, stream=0)
+        synchronize()
+        assert bool(mask.np[(case.rank + 1) % case.nranks]) == active and mask.np.sum() == case.nranks - (not active)
     try:
         own.mask_update([1] * (case.nranks + 1))
     except ep.NcclInvalid:
@@ -390,12 +425,14 @@ def main():
     comm = communicator()
     for staged in (0, 1):
         low_latency(comm, staged)
-    low_latency_rank_major(comm)
+    for by_struct in (False, True):
+        low_latency_rank_major(comm, by_struct)
     high_throughput_flat(comm)
     high_throughput_expert_major(comm)
     for feature in (drop, eager, forward_scales, quantised, pointer_alone, refusals):
         feature(comm)
     if WHICH == "epx":
+        structs(comm)
         masks(comm)
     if comm.rank == 0:
         print("nccl.ep of %s over %s %s, %d ranks: ok" % (WHICH, ep.get_lib_path(), ep.get_lib_version(), comm.nranks))

@@ -8,7 +8,8 @@ from ._abi import Struct
 
 
 def bound(struct: Type[Struct]) -> Callable[[type], type]:
-    """A keyword-only dataclass with `_lowpp`: the C struct of its present values, kept alive by the object."""
+    """A keyword-only dataclass with `_lowpp`: its C struct, one object that calls read. A field that is set later is
+    set there too; what is set there alone stays."""
 
     def decorate(cls: type) -> type:
         cls = dataclasses.dataclass(kw_only=True)(cls)
@@ -16,22 +17,35 @@ def bound(struct: Type[Struct]) -> Callable[[type], type]:
         kept = "_lowpp_kept"
 
         def lowpp(self: Any) -> Struct:
-            values = {to: _value(getattr(self, name)) for name, to in names.items()}
-            fresh = struct(**{to: value for to, value in values.items() if value is not None})
-            object.__setattr__(self, kept, fresh)
-            return fresh
+            own = self.__dict__.get(kept)
+            if own is None:
+                own = self.__dict__[kept] = struct()
+                for name, to in names.items():
+                    _store(own, to, getattr(self, name))
+            return own
+
+        def set_field(self: Any, name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+            if name in names and kept in self.__dict__:
+                _store(self.__dict__[kept], names[name], value)
+
+        def state(self: Any) -> dict:  # of a copy, which has a struct of its own
+            return {name: value for name, value in self.__dict__.items() if name != kept}
 
         cls._lowpp = property(lowpp)  # type: ignore[attr-defined]
+        cls.__setattr__, cls.__getstate__ = set_field, state  # type: ignore[assignment,attr-defined]
         return cls
 
     return decorate
 
 
-def _value(value: Any) -> Any:
-    """A struct inside, the address of a tensor, or a number."""
+def _store(struct: Struct, name: str, value: Any) -> None:
+    """A struct inside, the address of a tensor, or a number; None is 0."""
     if hasattr(value, "_lowpp"):
-        return value._lowpp
-    return int(value.ptr) if hasattr(value, "ptr") else value
+        value = value._lowpp
+    elif hasattr(value, "ptr"):
+        value = int(value.ptr)
+    setattr(struct, name, value or 0)
 
 
 def address(value: Any) -> int:

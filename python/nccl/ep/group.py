@@ -3,7 +3,7 @@
 
 import ctypes
 import dataclasses
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Union
 
 from . import _abi
 from ._bound import address, bound, stream_pointer
@@ -96,12 +96,15 @@ class Group:
              handle_mem.ptr if handle_mem is not None else 0)
         return Handle(ptr.value or 0, memory=handle_mem)
 
-    def mask_query(self, mask: Tensor, *, stream: Any = None) -> None:
-        """Writes one int32 per rank to `mask`, in memory of the device: 1 = active, 0 = masked."""
-        call("ncclEpMaskQuery", self.ptr, mask.data, stream_pointer(stream))
+    def mask_query(self, mask: Union[Tensor, int], *, stream: Any = None) -> None:
+        """Writes an int32 per rank to `mask`, a tensor or an address in memory of the device: 1 active, 0 masked."""
+        call("ncclEpMaskQuery", self.ptr, mask if isinstance(mask, int) else mask.data, stream_pointer(stream))
 
-    def mask_update(self, mask: Sequence[int], *, stream: Any = None) -> None:
-        """Sets the mask: one number per rank."""
+    def mask_update(self, mask: Union[Sequence[int], int], *, stream: Any = None) -> None:
+        """Sets the mask: one number per rank, or the address of as many int32 in memory of the host."""
+        if isinstance(mask, int):
+            call("ncclEpMaskUpdate", self.ptr, mask, stream_pointer(stream))
+            return
         if self._nranks and len(mask) != self._nranks:
             raise _abi.NcclInvalid("mask_update: expected %d numbers, got %d" % (self._nranks, len(mask)))
         values: List[int] = [int(bool(value)) for value in mask]
@@ -116,6 +119,8 @@ class Group:
         error = ctypes.c_int()
         call("ncclEpxGetAsyncError", self.ptr, ctypes.byref(error))
         return error.value != 0
+
+    get_async_error = async_error
 
     def error_clear(self) -> None:
         call("ncclEpxErrorClear", self.ptr)
