@@ -52,6 +52,8 @@
     (sim_point(), ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1))
 #define ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1) \
     (sim_point(), ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1))
+#define ag_reduce_mxfp8(ag, out, hidden, set, n, ends, bias0, bias1) \
+    (sim_point(), ag_reduce_mxfp8(ag, out, hidden, set, n, ends, bias0, bias1))
 #define ag_reduce_logfmt(ag, out, hidden, begin, end, set, n, weighted, bias0, bias1) \
     (sim_point(), ag_reduce_logfmt(ag, out, hidden, begin, end, set, n, weighted, bias0, bias1))
 #define ag_cast_fp8(ag, q, scales, ue8m0, round_scale, x, dtype, hidden) \

@@ -618,12 +618,15 @@ EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *i
  *  EPX_SUM_ROUND_RANKS  EXPERT_MAJOR: each rank's rows are summed and rounded first, in k-order. Without TOPK_ORDER the
  *                       ranks are then added as FLAT's rows are: ascending, other nodes' sums rounded
  *  EPX_SUM_ROUND_NODES  with TOPK_ORDER, several nodes: each node's sum is rounded, that of the own node too
+ *  EPX_SUM_MXFP8        with ROUND_RANKS alone, EXPERT_MAJOR, one node, bf16, H in 32s: the sums of ranks are rounded
+ *                       to MXFP8 (docs/formats.md) instead of bf16
  * TOPK_ORDER without ROUND_NODES adds all rows (or ranks' sums) in one order and rounds once; between nodes every row
  * then crosses by itself.
  */
 #define EPX_SUM_TOPK_ORDER 1u
 #define EPX_SUM_ROUND_RANKS 2u
 #define EPX_SUM_ROUND_NODES 4u
+#define EPX_SUM_MXFP8 8u
 
 typedef struct epx_combine_inputs {
     uint32_t size;

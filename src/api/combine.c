@@ -8,6 +8,7 @@
 #include "group/abort.h"
 #include "group/registry.h"
 #include "modes/handle.h"
+#include "util/mxfp8.h"
 #include "util/structs.h"
 #include "util/status.h"
 
@@ -137,6 +138,25 @@ static epx_status check_results(struct epx_handle *handle, const epx_combine_inp
     return status;
 }
 
+static epx_status check_mxfp8(const struct epx_handle *handle, const struct combine_args *args)
+{
+    const int64_t hidden = args->tokens.shape[args->tokens.ndim - 1];
+
+    if (!(args->sum & EPX_SUM_MXFP8))
+        return EPX_OK;
+    if (handle->config.layout != EPX_EXPERT_MAJOR || handle->group->nnodes > 1)
+        return fail(EPX_ERR_USAGE,
+                    "%s: config.sum: EPX_SUM_MXFP8 expects EXPERT_MAJOR and one node, got layout %d and %d "
+                    "nodes",
+                    call, handle->config.layout, handle->group->nnodes);
+    if (args->tokens.dtype != EPX_BF16 || hidden % MXFP8_BLOCK)
+        return fail(EPX_ERR_ARGUMENT,
+                    "%s: inputs.tokens: EPX_SUM_MXFP8 expects rows of a multiple of %d bf16 values, got "
+                    "%" PRId64 " %s",
+                    call, MXFP8_BLOCK, hidden, dtype_name(args->tokens.dtype));
+    return EPX_OK;
+}
+
 static epx_status check_config(struct epx_handle *handle, const epx_combine_config *cfg, struct combine_args *args)
 {
     const int low = handle->config.mode == EPX_LOW_LATENCY;
@@ -153,11 +173,12 @@ static epx_status check_config(struct epx_handle *handle, const epx_combine_conf
         return fail(EPX_ERR_USAGE, "%s: config.logfmt: high throughput has no LogFMT", call);
     if (cfg->wait_ns && !low)
         return fail(EPX_ERR_USAGE, "%s: config.wait_ns: only low latency measures it", call);
-    if (cfg->sum & ~(EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS | EPX_SUM_ROUND_NODES) ||
-        (cfg->sum & EPX_SUM_ROUND_NODES && !(cfg->sum & EPX_SUM_TOPK_ORDER)))
+    if (cfg->sum & ~(EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS | EPX_SUM_ROUND_NODES | EPX_SUM_MXFP8) ||
+        (cfg->sum & EPX_SUM_ROUND_NODES && !(cfg->sum & EPX_SUM_TOPK_ORDER)) ||
+        (cfg->sum & EPX_SUM_MXFP8 && cfg->sum != (EPX_SUM_ROUND_RANKS | EPX_SUM_MXFP8)))
         return fail(EPX_ERR_ARGUMENT,
-                    "%s: config.sum: expected 0, EPX_SUM_ROUND_RANKS, or EPX_SUM_TOPK_ORDER with or without "
-                    "EPX_SUM_ROUND_*, got 0x%x",
+                    "%s: config.sum: expected 0, EPX_SUM_ROUND_RANKS with or without EPX_SUM_MXFP8, or "
+                    "EPX_SUM_TOPK_ORDER with or without EPX_SUM_ROUND_*, got 0x%x",
                     call, cfg->sum);
     if (cfg->sum && low)
         return fail(EPX_ERR_USAGE, "%s: config.sum: only high throughput has it", call);
@@ -196,6 +217,8 @@ epx_status combine_args_check(struct epx_handle *handle, const epx_combine_input
                       dtype_name(args->tokens.dtype));
     if (status == EPX_OK)
         status = check_nvfp4(&in, args);
+    if (status == EPX_OK)
+        status = check_mxfp8(handle, args);
     if (status == EPX_OK)
         status = check_signals(handle, &in, &cfg, args);
     if (status == EPX_OK)

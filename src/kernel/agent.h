@@ -154,6 +154,7 @@
  *   ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1)  sum of n rows in fp32, in order, rounded once
  *   ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1)  the same of sums of rows, each rounded: bit i
  *                                    of ends says that row i is the last of such a sum; no weights, no LogFMT
+ *   ag_reduce_mxfp8(ag, out, hidden, set, n, ends, bias0, bias1)  the same of bf16, each sum rounded to MXFP8
  *   ag_reduce_logfmt(ag, out, hidden, begin, end, set, n, weighted, bias0, bias1)  the same of LogFMT rows and
  *                                    of rounded ones, bf16: channels begin, a multiple of 256, to end; with
  *                                    AG_ONE_LANE all channels

@@ -326,7 +326,9 @@ KFN void hc_offer_rows(struct agent *ag, const struct ht_combine_params *p, cons
 KFN_STEP void hc_reduce(struct agent *ag, const struct ht_combine_params *p, char *out, struct sum_set set, int n,
                         uint32_t ends, const char *bias0, const char *bias1)
 {
-    if (p->layout == LAYOUT_EXPERT_MAJOR && p->sum & SUM_ROUND_RANKS && ends != (uint32_t)(((uint64_t)1 << n) - 1))
+    if (p->sum & SUM_MXFP8)
+        ag_reduce_mxfp8(ag, out, p->hidden, &set, n, ends, bias0, bias1);
+    else if (p->layout == LAYOUT_EXPERT_MAJOR && p->sum & SUM_ROUND_RANKS && ends != (uint32_t)(((uint64_t)1 << n) - 1))
         ag_reduce_groups(ag, out, p->dtype, p->hidden, &set, n, ends, bias0, bias1);
     else
         ag_reduce(ag, out, p->dtype, p->hidden, &set, n, 0, bias0, bias1);

@@ -78,7 +78,7 @@ enum {
 };
 
 /* How a high-throughput combine adds the rows of a token: EPX_SUM_* of epx.h (group/kernel_constants.c). */
-enum { SUM_TOPK_ORDER = 1, SUM_ROUND_RANKS = 2, SUM_ROUND_NODES = 4 };
+enum { SUM_TOPK_ORDER = 1, SUM_ROUND_RANKS = 2, SUM_ROUND_NODES = 4, SUM_MXFP8 = 8 };
 
 /* ---- In a rank's own device memory --------------------------------------------------------------------------- */
 

@@ -56,4 +56,8 @@ void math_reduce(void *out, int dtype, int hidden, const struct reduce_row *rows
 void math_reduce_groups(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, uint32_t ends,
                         const void *bias0, const void *bias1);
 
+/* The same of bf16 rows, each sum rounded to MXFP8 (util/mxfp8.h); hidden is a multiple of 32. */
+void math_reduce_mxfp8(void *out, int hidden, const struct reduce_row *rows, int n, uint32_t ends, const void *bias0,
+                       const void *bias1);
+
 #endif

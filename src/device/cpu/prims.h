@@ -408,6 +408,13 @@ KFN void ag_reduce_groups(struct agent *ag, void *out, int dtype, int hidden, co
     math_reduce_groups(out, dtype, hidden, set->row, n, ends, bias0, bias1);
 }
 
+KFN void ag_reduce_mxfp8(struct agent *ag, void *out, int hidden, const struct sum_set *set, int n, uint32_t ends,
+                         const void *bias0, const void *bias1)
+{
+    (void)ag;
+    math_reduce_mxfp8(out, hidden, set->row, n, ends, bias0, bias1);
+}
+
 KFN void ag_reduce_logfmt(struct agent *ag, void *out, int hidden, int begin, int end, const struct sum_set *set, int n,
                           int weighted, const void *bias0, const void *bias1)
 {

@@ -552,6 +552,7 @@ KFN void *ag_scratch(struct agent *ag, size_t bytes)
 #include "device/gpu/nvfp4.cuh"
 
 #include "device/gpu/reduce.cuh"
+#include "device/gpu/reduce_mxfp8.cuh"
 #include "device/gpu/reduce_rounded.cuh"
 #include "device/gpu/reduce_logfmt.cuh"
 #include "device/gpu/route.cuh"
