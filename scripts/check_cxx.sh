@@ -47,7 +47,7 @@ for cxx in "${compilers[@]}"; do
     "$cxx" -x c++ -std=c++14 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<'#include "nccl_ep.h"
 constexpr ncclEpGroupConfig_t group = NCCL_EP_GROUP_CONFIG_INIT;
 constexpr ncclEpTensor_t tensor = NCCL_EP_TENSOR_INIT;
-static_assert(group.version == 2 && tensor.size == NCCL_EP_TENSOR_SIZE, "constants");'
+static_assert(group.version == 3 && tensor.size == NCCL_EP_TENSOR_SIZE, "constants");'
     # Designated initialisers are C++ since C++20. Both names of a recipe can be set so.
     "$cxx" -x c++ -std=c++20 -Wall -Wextra -Werror -Wno-missing-field-initializers \
         $standin -fsyntax-only - <<<'#include "nccl_ep.h"

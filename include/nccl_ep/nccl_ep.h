@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NCCL EP's C interface, served by EPX: a program written for nccl_ep.h (API version 2 or 1) compiles against this one
- * and links libnccl_ep.so of EPX instead. docs/nccl_ep.md says how to switch, what differs, and has the table of tensor
- * shapes.
+ * NCCL EP's C interface, served by EPX: a program written for nccl_ep.h (API version 3, 2 or 1) compiles against this
+ * one and links libnccl_ep.so of EPX instead. docs/nccl_ep.md says how to switch, what differs, and has the table of
+ * tensor shapes.
  *
  * Letters as in epx.h: B tokens of this rank, M = max_dispatch_tokens_per_rank, R ranks, L local experts, K top-k, H
  * hidden, N rows of a receive tensor of the high-throughput algorithm.
@@ -23,10 +23,10 @@
 #include "nccl_ep/ep_enums.h"
 
 #define NCCL_EP_MAJOR 0
-#define NCCL_EP_MINOR 1
+#define NCCL_EP_MINOR 2
 #define NCCL_EP_PATCH 0
 #define NCCL_EP_VERSION_CODE (NCCL_EP_MAJOR * 10000 + NCCL_EP_MINOR * 100 + NCCL_EP_PATCH)
-#define NCCL_EP_API_VERSION 2
+#define NCCL_EP_API_VERSION 3
 
 #define NCCL_EP_MAGIC 0xC00FFFEEu
 #define NCCL_EP_TENSOR_MAGIC 0xCAFECAFE
@@ -149,6 +149,9 @@ typedef struct ncclEpGroupConfig {
     ncclEpOverflowPolicy_t overflow_policy; /* high throughput */
     unsigned int num_topk; /* high throughput: most K of a handle; 0 = 32; needed for eager EXPERT_MAJOR */
     unsigned char padding_v2[4];
+    /* since version 3 */
+    unsigned int dispatch_num_sms; /* of a GPU; AUTO: as max_num_sms */
+    unsigned int combine_num_sms;
 } ncclEpGroupConfig_t;
 
 typedef struct ncclEpGroup *ncclEpGroup_t;
@@ -160,9 +163,9 @@ NCCL_EP_API ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 
 /* ---- Handles: one routing each ---------------------------------------------------------------------------------- */
 
-/* Where counts go, int32 or int64; NULL: not wanted. High throughput fills them in ncclEpUpdateHandle. In dispatch it
- * reads recv_topk_idx_kind, and EXPERT_MAJOR fills expert_counters and recv_total_counter (count mode). Low latency fills them in dispatch: EXPERT_MAJOR needs expert_counters, RANK_MAJOR
- * has none. */
+/* Where counts go, int32 or int64; NULL: not wanted. High throughput fills them in ncclEpUpdateHandle; its dispatch
+ * reads recv_topk_idx_kind, and in EXPERT_MAJOR fills expert_counters and recv_total_counter (count mode). Low latency
+ * fills them in dispatch: EXPERT_MAJOR needs expert_counters, RANK_MAJOR has none. */
 typedef struct ncclEpLayoutInfo {
     unsigned int size;
     unsigned int magic;
@@ -218,9 +221,17 @@ typedef enum {
     NCCL_EP_DISP_QUANT_FWD = 1,
     NCCL_EP_DISP_QUANT_DS_FP8E3M4 = 2
 } ncclEpDispQuant_t;
-/* In combine. NVFP4: low latency, bfloat16; two values a byte with a scale for each 16, and one of the caller's for a
- * row. */
-typedef enum { NCCL_EP_COMB_QUANT_NONE = 0, NCCL_EP_COMB_QUANT_NVFP4 = 1 } ncclEpCombQuant_t;
+/*
+ * In combine.
+ *  NVFP4   low latency, bfloat16; two values a byte with a scale for each 16, and one of the caller's for a row
+ *  MXFP8   high throughput's EXPERT_MAJOR on one node, bfloat16, no scales: each rank's sum is rounded to FP8 with a
+ *          power of two for each 32 values
+ */
+typedef enum {
+    NCCL_EP_COMB_QUANT_NONE = 0,
+    NCCL_EP_COMB_QUANT_NVFP4 = 1,
+    NCCL_EP_COMB_QUANT_MXFP8 = 2 /* since version 3 */
+} ncclEpCombQuant_t;
 
 /* Older names of the same. */
 typedef ncclEpDispQuant_t ncclEpDispatchQuantizationRecipe_t;
@@ -314,6 +325,7 @@ NCCL_EP_STATIC_ASSERT_STRUCT_ABI(ncclEpTensor_t, NCCL_EP_TENSOR);
 NCCL_EP_STATIC_ASSERT_STRUCT_ABI(ncclEpTensorAllocConfig_t, NCCL_EP_TENSOR_ALLOC_CONFIG);
 NCCL_EP_STATIC_ASSERT_STRUCT_ABI(ncclEpGroupConfig_t, NCCL_EP_GROUP_CONFIG);
 NCCL_EP_STATIC_ASSERT_STRUCT_ABI_BOUNDARY(ncclEpGroupConfig_t, NCCL_EP_GROUP_CONFIG, 1);
+NCCL_EP_STATIC_ASSERT_STRUCT_ABI_BOUNDARY(ncclEpGroupConfig_t, NCCL_EP_GROUP_CONFIG, 2);
 NCCL_EP_STATIC_ASSERT_STRUCT_ABI(ncclEpLayoutInfo_t, NCCL_EP_LAYOUT_INFO);
 NCCL_EP_STATIC_ASSERT_STRUCT_ABI_BOUNDARY(ncclEpLayoutInfo_t, NCCL_EP_LAYOUT_INFO, 1);
 NCCL_EP_STATIC_ASSERT_STRUCT_ABI(ncclEpDispatchInputs_t, NCCL_EP_DISPATCH_INPUTS);

@@ -125,7 +125,8 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
     cfg.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
     cfg.nvfp4 = c.config.quant_recipe == NCCL_EP_COMB_QUANT_NVFP4;
     if (sums_by_rank(handle))
-        cfg.sum = EPX_SUM_ROUND_RANKS;
+        cfg.sum = EPX_SUM_ROUND_RANKS | (c.config.quant_recipe == NCCL_EP_COMB_QUANT_MXFP8 ? EPX_SUM_MXFP8 : 0);
+    cfg.max_sms = handle->group->combine_sms;
     in.row_scales = c.scales.at;
     zero_copy_log(handle->group, call, "inputs.tokens", &c.tokens);
     return operation_result(handle, epx_combine(handle->handle, &in, &out, &cfg, own), call);

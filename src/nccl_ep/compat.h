@@ -95,8 +95,9 @@ struct ncclEpGroup {
     int is_cpu, nodes, timeout_ms;
     int nvfp4; /* the device is one for which NCCL EP has it */
     int max_topk;
-    int eager;        /* high throughput without max_recv_tokens_per_rank: the host waits for counts */
-    int error_kept;   /* MaskClean met an error that ErrorClear has not ended */
+    int dispatch_sms, combine_sms; /* high throughput on a GPU: at most so many; 0: as many as the group has */
+    int eager;                     /* high throughput without max_recv_tokens_per_rank: the host waits for counts */
+    int error_kept;                /* MaskClean met an error that ErrorClear has not ended */
     int rejoin;       /* MaskClean was called: all ranks meet in the next operation, those that were masked too */
     int self_masked;  /* MaskUpdate with 0 for this rank itself: it takes part again by MaskClean, or by 1 */
     int handles_made; /* so far */

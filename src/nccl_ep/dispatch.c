@@ -167,6 +167,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t 
     c.round_scale = d.config.round_scales != 0;
     c.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
     c.global_ids = d.layout.global_ids;
+    c.max_sms = handle->group->dispatch_sms;
     zero_copy_log(handle->group, call, "outputs.tokens", &d.out_tokens);
     return operation_result(handle, epx_dispatch(handle->handle, &in, &out, d.layout.at, &c, own), call);
 }

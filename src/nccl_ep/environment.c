@@ -13,7 +13,7 @@
 #include "util/log.h"
 
 /* Also what Python packages look for in the library. */
-static const char banner[] = "NCCL EP version 0.1.0+cuda13.0 (EPX)";
+static const char banner[] = "NCCL EP version 0.2.0+cuda13.0 (EPX)";
 
 static const struct {
     const char *name, *meaning;
@@ -25,9 +25,17 @@ static const struct {
     {"NCCL_EP_HT_EM_LOCAL_DUP", "not together with _NVLINK_DUP; EPX has one way to make copies", 1},
     {"NCCL_EP_HT_EM_NVLINK_DUP", "not together with _LOCAL_DUP; EPX has one way to make copies", 1},
     {"NCCL_EP_COMM_SMS", "SMs of a GPU, if max_num_sms is not set", 1},
+    {"NCCL_EP_DISPATCH_SMS", "those of dispatch, if dispatch_num_sms is not set", 1},
+    {"NCCL_EP_COMBINE_SMS", "those of combine, if combine_num_sms is not set", 1},
     {"NCCL_EP_DISABLE_GUARD", "no effect: neighbouring operations need no barrier", 0},
     {"NCCL_EP_SHUFFLE_SMS", "no effect: no kernel of its own", 0},
     {"NCCL_EP_PREPROCESS_NUM_SMS", "no effect: no kernel of its own", 0},
+    {"NCCL_EP_HT_EM_AG_SCAN_MODE", "no effect: kernel shapes are EPX's", 0},
+    {"NCCL_EP_HT_EM_COUNT_UNFUSED", "no effect: kernel shapes are EPX's", 0},
+    {"NCCL_EP_HT_EM_PULL_PUSH", "no effect: EPX chooses for each tensor", 0},
+    {"NCCL_EP_HT_UNFUSED_SYNC", "no effect: kernel shapes are EPX's", 0},
+    {"NCCL_EP_HT_GIN_CTXS_PER_COMM", "no effect: EPX's networks have no contexts of NCCL", 0},
+    {"NCCL_EP_HT_GIN_MAX_CONTEXTS", "no effect: EPX's networks have no contexts of NCCL", 0},
     {"NCCL_EP_TOKENS_PER_CHUNK", "no effect: kernel shapes are EPX's", 0},
     {"NCCL_EP_DISPATCH_NUM_STAGES", "no effect: kernel shapes are EPX's", 0},
     {"NCCL_EP_DISPATCH_NUM_PIPELINES", "no effect: kernel shapes are EPX's", 0},
@@ -103,6 +111,8 @@ void environment_read(struct environment *env, int rank)
     env->nvlink_dup = flag("NCCL_EP_HT_EM_NVLINK_DUP");
     env->timeout_ms = number("NCCL_EP_TIMEOUT_MS", INT_MAX);
     env->comm_sms = number("NCCL_EP_COMM_SMS", 1 << 16);
+    env->dispatch_sms = number("NCCL_EP_DISPATCH_SMS", 1 << 16);
+    env->combine_sms = number("NCCL_EP_COMBINE_SMS", 1 << 16);
     if (env->timeout_ms && rank == 0)
         fprintf(stderr, "NCCL EP: timeout %d ms (NCCL_EP_TIMEOUT_MS)\n", env->timeout_ms);
     if (rank == 0)

@@ -5,7 +5,7 @@
 struct environment {
     int debug, verbose;
     int local_dup, nvlink_dup;
-    int timeout_ms, comm_sms; /* 0: not set */
+    int timeout_ms, comm_sms, dispatch_sms, combine_sms; /* 0: not set */
 };
 
 void environment_read(struct environment *env, int rank);

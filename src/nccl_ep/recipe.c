@@ -6,10 +6,11 @@
  *   FWD         rows of bytes with rows of bytes that belong to them: to EPX, FP8 tokens with int32 scales
  *   DS_FP8E3M4  EPX casts bfloat16 to FP8
  *   NVFP4       combine: EPX packs rows
+ *   MXFP8       combine: EPX rounds the sums of ranks
  */
 #include "nccl_ep/compat.h"
 
-enum { ROW_UNIT = 16, DS_COLUMNS = 512, DS_BLOCK = 128, NVFP4_COLUMNS = 512 };
+enum { ROW_UNIT = 16, DS_COLUMNS = 512, DS_BLOCK = 128, NVFP4_COLUMNS = 512, MXFP8_COLUMNS = 512 };
 
 #define TYPES_FP8 (TYPE_BIT(ncclFloat8e4m3) | TYPE_BIT(ncclFloat8e5m2))
 #define TYPES_FWD_TOKENS (TYPES_PLAIN | TYPES_FP8 | TYPE_BIT(ncclFloat4x2))
@@ -278,21 +279,56 @@ static ncclResult_t combine_nvfp4(const struct ncclEpHandle *handle, const char 
     return ncclSuccess;
 }
 
+static ncclResult_t combine_mxfp8(const struct ncclEpHandle *handle, const char *call, struct combine *c)
+{
+    const struct ncclEpGroup *group = handle->group;
+    ncclResult_t result;
+
+    if (group->low_latency || handle->config.layout != EPX_EXPERT_MAJOR || group->nodes > 1)
+        return compat_fail(ncclInvalidUsage,
+                           "%s: config.quant_recipe: MXFP8 (2) expects high throughput, EXPERT_MAJOR and one node, got "
+                           "%s, layout %d, %d nodes",
+                           call, group->low_latency ? "low latency" : "high throughput", handle->config.layout,
+                           group->nodes);
+    result = tensor_need(&c->tokens, call, "inputs.tokens", 2, TYPE_BIT(ncclBfloat16));
+    if (result == ncclSuccess)
+        result = need_none(&c->scales, call, "inputs.scales", "MXFP8");
+    if (result == ncclSuccess)
+        result = tensor_need(&c->out_tokens, call, "outputs.tokens", 2, TYPE_BIT(ncclBfloat16));
+    if (result != ncclSuccess)
+        return result;
+    if (c->tokens.at->shape[1] < MXFP8_COLUMNS || c->tokens.at->shape[1] % MXFP8_COLUMNS)
+        return compat_fail(ncclInvalidArgument,
+                           "%s: inputs.tokens: recipe MXFP8 expects rows of a multiple of %d values, got %lld", call,
+                           MXFP8_COLUMNS, (long long)c->tokens.at->shape[1]);
+    return ncclSuccess;
+}
+
+static ncclResult_t combine_none(const struct ncclEpHandle *handle, const char *call, struct combine *c)
+{
+    ncclResult_t result = tensor_need(&c->tokens, call, "inputs.tokens", receive_dimensions(handle), TYPES_PLAIN);
+
+    if (result == ncclSuccess)
+        result = need_none(&c->scales, call, "inputs.scales", "NONE");
+    return result == ncclSuccess ? tensor_need(&c->out_tokens, call, "outputs.tokens", 2, TYPE_BIT(c->tokens.type))
+                                 : result;
+}
+
 ncclResult_t combine_recipe(const struct ncclEpHandle *handle, const char *call, struct combine *c)
 {
     ncclResult_t result;
 
     if (c->config.quant_recipe == NCCL_EP_COMB_QUANT_NVFP4)
-        return combine_nvfp4(handle, call, c);
-    if (c->config.quant_recipe != NCCL_EP_COMB_QUANT_NONE)
-        return compat_fail(ncclInvalidArgument, "%s: config.quant_recipe: expected 0 or 1, got %d", call,
-                           (int)c->config.quant_recipe);
-    result = tensor_need(&c->tokens, call, "inputs.tokens", receive_dimensions(handle), TYPES_PLAIN);
-    if (result == ncclSuccess)
-        result = need_none(&c->scales, call, "inputs.scales", "NONE");
+        result = combine_nvfp4(handle, call, c);
+    else if (c->config.quant_recipe == NCCL_EP_COMB_QUANT_MXFP8)
+        result = combine_mxfp8(handle, call, c);
+    else if (c->config.quant_recipe == NCCL_EP_COMB_QUANT_NONE)
+        result = combine_none(handle, call, c);
+    else
+        result = compat_fail(ncclInvalidArgument, "%s: config.quant_recipe: expected 0 to 2, got %d", call,
+                             (int)c->config.quant_recipe);
     if (result == ncclSuccess && !handle->group->low_latency &&
         handle->group->config.zero_copy == NCCL_EP_ZERO_COPY_ON && !c->tokens.window)
         result = compat_fail(ncclInvalidArgument, "%s: inputs.tokens: zero_copy ON expects a window (win_hdl)", call);
-    return result == ncclSuccess ? tensor_need(&c->out_tokens, call, "outputs.tokens", 2, TYPE_BIT(c->tokens.type))
-                                 : result;
+    return result;
 }

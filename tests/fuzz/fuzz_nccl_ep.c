@@ -204,7 +204,7 @@ static void call_combine(struct fuzz *f, struct ncclEpHandle *handle)
 
     DRAW_TENSORS(f, &in.tokens, &in.topk_weights, &in.scales, &out.tokens, &out.topk_weights);
     config.pass_direction = (ncclEpPassDir_t)fuzz_below(f, 3);
-    config.quant_recipe = (ncclEpCombQuant_t)fuzz_below(f, 3);
+    config.quant_recipe = (ncclEpCombQuant_t)fuzz_below(f, 4);
     in_at = draw_struct(f, &in, sizeof(in));
     out_at = draw_struct(f, &out, sizeof(out));
     config_at = draw_struct(f, &config, sizeof(config));

@@ -24,12 +24,13 @@ SIZE(ncclEpTensorAllocConfig_t, 8);
 SIZE(ncclEpCompleteConfig_t, 8);
 SIZE(ncclEpAllocConfig_t, 24);
 AT3(ncclEpAllocConfig_t, alloc_fn, 0, free_fn, 8, context, 16);
-SIZE(ncclEpGroupConfig_t, 112);
+SIZE(ncclEpGroupConfig_t, 120);
 AT4(ncclEpGroupConfig_t, version, 8, algorithm, 12, num_experts, 16, max_dispatch_tokens_per_rank, 20);
 AT4(ncclEpGroupConfig_t, max_recv_tokens_per_rank, 24, max_token_bytes, 28, rdma_buffer_size, 32, num_qp_per_rank, 40);
 AT4(ncclEpGroupConfig_t, num_channels, 44, max_num_sms, 48, alloc, 56, enable_mask, 80);
 AT(ncclEpGroupConfig_t, timeout_ns, 88);
 AT4(ncclEpGroupConfig_t, zero_copy, 96, overflow_policy, 100, num_topk, 104, padding_v2, 108);
+AT2(ncclEpGroupConfig_t, dispatch_num_sms, 112, combine_num_sms, 116);
 SIZE(ncclEpLayoutInfo_t, 48);
 AT2(ncclEpLayoutInfo_t, recv_topk_idx_kind, 40, padding_v2, 44);
 AT4(ncclEpLayoutInfo_t, expert_counters, 8, src_rank_counters, 16, expert_offsets, 24, recv_total_counter, 32);
@@ -51,8 +52,8 @@ AT2(ncclEpCombineConfig_t, quant_recipe, 16, quantization_recipe, 16);
 AT2(ncclEpCombineConfig_t, send_only, 8, pass_direction, 12);
 
 _Static_assert(NCCL_EP_MAGIC == 0xC00FFFEEu && NCCL_EP_TENSOR_MAGIC == 0xCAFECAFE, "magic numbers");
-_Static_assert(NCCL_EP_AUTO == 0 && NCCL_EP_API_VERSION == 2 && NCCL_EP_VERSION_CODE == 100, "versions");
-_Static_assert(NCCL_EP_MAJOR == 0 && NCCL_EP_MINOR == 1 && NCCL_EP_PATCH == 0, "versions");
+_Static_assert(NCCL_EP_AUTO == 0 && NCCL_EP_API_VERSION == 3 && NCCL_EP_VERSION_CODE == 200, "versions");
+_Static_assert(NCCL_EP_MAJOR == 0 && NCCL_EP_MINOR == 2 && NCCL_EP_PATCH == 0, "versions");
 _Static_assert(NCCL_EP_ALGO_LOW_LATENCY == 0 && NCCL_EP_ALGO_HIGH_THROUGHPUT == 1, "algorithms");
 _Static_assert(NCCL_EP_LAYOUT_UNSET == 0 && NCCL_EP_LAYOUT_EXPERT_MAJOR == 1 && NCCL_EP_LAYOUT_RANK_MAJOR == 2 &&
                    NCCL_EP_LAYOUT_FLAT == 3,

@@ -23,7 +23,7 @@ static int test_tensors(void)
 
     EXPECT(BAD, ncclEpGetVersion(NULL));
     TRY(ncclEpGetVersion(&version));
-    CHECK(version == NCCL_EP_VERSION_CODE && version == 100);
+    CHECK(version == NCCL_EP_VERSION_CODE && version == 200);
     EXPECT(BAD, ncclEpTensorAlloc(NULL, 2, ncclFloat32, sizes, NULL));
     EXPECT(BAD, ncclEpTensorAlloc(&tensor, 2, ncclFloat32, NULL, NULL));
     EXPECT(BAD, ncclEpTensorAlloc(&tensor, 0, ncclFloat32, sizes, NULL));

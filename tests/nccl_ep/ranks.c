@@ -66,7 +66,7 @@ int main(int argc, char **argv)
         {"layouts", test_layouts}, {"misuse", test_misuse}, {"masks", test_masks},     {"standin", test_standin},
         {"rules", test_rules},     {"drop", test_drop},     {"recipes", test_recipes}, {"eager", test_eager},
         {"memory", test_memory},   {"nvfp4", test_nvfp4},   {"elastic", test_elastic}, {"pinned", test_pinned},
-        {"counts", test_counts},
+        {"counts", test_counts},   {"mxfp8", test_mxfp8},
 #endif
         {"runtime", test_runtime}};
 
@@ -81,7 +81,7 @@ int main(int argc, char **argv)
             fprintf(
                 stderr,
                 "nccl_ep: no part \"%s\"; there are layouts, misuse, masks, standin, runtime, rules, drop, recipes, "
-                "eager, memory, nvfp4, elastic, pinned, counts\n",
+                "eager, memory, nvfp4, elastic, pinned, counts, mxfp8\n",
                 argv[i]);
             return 2;
         }

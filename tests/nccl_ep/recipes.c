@@ -307,7 +307,7 @@ static int test_none_refused(ncclEpAlgorithm_t algorithm, ncclEpLayout_t layout)
     f->s.calls.cin.scales = f->out_scales.tensor;
     EXPECT(BAD, ncclEpCombine(f->s.handle, &f->s.calls.cin, &f->s.calls.cout, NULL, world.stream));
     small_calls(&f->s, 0);
-    f->s.calls.cconfig.quant_recipe = (ncclEpCombQuant_t)2;
+    f->s.calls.cconfig.quant_recipe = (ncclEpCombQuant_t)3;
     EXPECT(BAD, ncclEpCombine(f->s.handle, &f->s.calls.cin, &f->s.calls.cout, &f->s.calls.cconfig, world.stream));
     f->s.calls.cconfig.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4; /* high throughput has none */
     if (!low)

@@ -21,7 +21,7 @@ static int test_struct_sizes(void)
         ncclEpTensorAllocConfig_t config;
         unsigned int tail[4];
     } alloc = {NCCL_EP_TENSOR_ALLOC_CONFIG_INIT, {1, 2, 3, 4}};
-    ncclEpGroupConfig_t first = small_config(HT, 32);
+    ncclEpGroupConfig_t first = small_config(HT, 32), second = first;
     ncclEpTensor_t *tensor = NULL;
     ncclEpGroup_t group;
 
@@ -40,6 +40,17 @@ static int test_struct_sizes(void)
     TRY(ncclEpGroupDestroy(group));
     first.size = NCCL_EP_GROUP_CONFIG_V1_SIZE + 4; /* ends behind zero_copy */
     EXPECT(BAD, ncclEpCreateGroup(&group, world.comm, &first));
+    /* Of version 2, the same; of version 3 the numbers of SMs count, where there is a GPU. */
+    second.version = 2;
+    second.size = NCCL_EP_GROUP_CONFIG_V2_SIZE;
+    second.dispatch_num_sms = second.combine_num_sms = 1u << 30;
+    TRY(ncclEpCreateGroup(&group, world.comm, &second));
+    TRY(ncclEpGroupDestroy(group));
+    second.size = NCCL_EP_GROUP_CONFIG_V3_SIZE;
+    second.dispatch_num_sms = 2;
+    second.combine_num_sms = 4;
+    TRY(ncclEpCreateGroup(&group, world.comm, &second));
+    TRY(ncclEpGroupDestroy(group));
     alloc.config.size = sizeof(alloc);
     TRY(ncclEpTensorAlloc(&tensor, 10, (ncclDataType_t)77, sizes, &alloc.config)); /* G: any number, zero, any type */
     CHECK(tensor->ndim == 10 && tensor->sizes[9] == 10 && tensor->magic == 0xBEEFBEEFu);
@@ -276,7 +287,7 @@ static int test_recipe_first(void)
     EXPECT(USAGE, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, &s.calls.config, world.stream));
     EXPECT(USAGE, ncclEpCombine(s.handle, &s.calls.cin, &s.calls.cout, &s.calls.cconfig, world.stream));
     s.calls.config.quant_recipe = (ncclEpDispQuant_t)3;
-    s.calls.cconfig.quant_recipe = (ncclEpCombQuant_t)2;
+    s.calls.cconfig.quant_recipe = (ncclEpCombQuant_t)3;
     EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, &s.calls.config, world.stream));
     EXPECT(BAD, ncclEpCombine(s.handle, &s.calls.cin, &s.calls.cout, &s.calls.cconfig, world.stream));
     return small_close(&s);
@@ -299,6 +310,9 @@ static int test_ignored(ncclEpLayout_t layout)
     s.calls.cout.topk_weights = &nonsense;
     if (small_there_and_back(&s))
         return -1;
+    s.calls.info.recv_total_counter = &nonsense;
+    if (layout == EXPERT_MAJOR)
+        EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, NULL, world.stream));
     s.calls.cin.topk_weights = s.out_weights.tensor;
     EXPECT(BAD, ncclEpCombine(s.handle, &s.calls.cin, &s.calls.cout, NULL, world.stream));
     return small_close(&s);
@@ -310,9 +324,6 @@ static int test_rank_major(int counters, int tokens)
 {
     const ncclEpGroupConfig_t config = small_config(LL, 0);
     const int to = (world.rank + 1) % world.nranks;
-    s.calls.info.recv_total_counter = &nonsense;
-    if (layout == EXPERT_MAJOR)
-        EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, NULL, world.stream));
     const int ids[] = {2 * to, -1, -1, 2 * to + 1, 2 * to + 1, 2 * to, -1, -1};
     const int from = (world.rank + world.nranks - 1) % world.nranks;
     struct small s;

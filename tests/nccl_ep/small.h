@@ -56,5 +56,6 @@ int test_nvfp4(void);
 int test_elastic(void);
 int test_pinned(void);
 int test_counts(void);
+int test_mxfp8(void);
 
 #endif

@@ -26,8 +26,8 @@ check() { # name, ranks, arguments...
 
 check "one node" $many standin runtime layouts misuse masks
 EPX_STANDIN_CAPABILITY=9.0 check "without NVFP4" 2 nvfp4
-check "four ranks" 4 rules drop recipes eager memory nvfp4 elastic pinned counts
-EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic pinned counts masks
+check "four ranks" 4 rules drop recipes eager memory nvfp4 elastic pinned counts mxfp8
+EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic pinned counts mxfp8 masks
 EPX_RANKS_PER_NODE=$((many / 2)) check "two nodes" $many layouts runtime
 said=$work/said
 ASAN_OPTIONS=$leak_checked NCCL_EP_DEBUG=1 NCCL_EP_ENV_VERBOSE=1 NVCC=none NCCL_EP_COMM_SMS=many EPX_LOG=info \
@@ -36,7 +36,7 @@ ASAN_OPTIONS=$leak_checked NCCL_EP_DEBUG=1 NCCL_EP_ENV_VERBOSE=1 NVCC=none NCCL_
 for words in "NCCL EP version" "rank 0: ncclEpDispatch: outputs.tokens: zero-copy: memory of ncclEpxMemAlloc" \
     "ncclEpDispatch: outputs.tokens (in a window): no zero-copy" "rank 0: ncclEpCombine: inputs.tokens: no zero-copy" \
     "NVCC=none (no effect: nothing is compiled at run time)" "config.num_qp_per_rank is 4: no effect here" \
-    "config.version is 9, this library knows 2" "NCCL_EP_COMM_SMS is \"many\", expected 1 to"; do
+    "config.version is 9, this library knows 3" "NCCL_EP_COMM_SMS is \"many\", expected 1 to"; do
     grep -qF "$words" "$said" || fail "one rank does not say: $words"
 done
 "$build/tests/nccl_ep_comm" "$build/libepx_nccl.so" || fail "nccl_ep_comm"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and functions of nccl_ep.h (API version 2) for ctypes, and its errors."""
+"""The structs and functions of nccl_ep.h (API version 3) for ctypes, and its errors."""
 
 import ctypes
 import enum
@@ -80,7 +80,8 @@ class GroupConfigStruct(Struct):
         ("max_dispatch_tokens_per_rank", c_uint), ("max_recv_tokens_per_rank", c_uint), ("max_token_bytes", c_uint),
         ("rdma_buffer_size", c_ulong), ("num_qp_per_rank", c_uint), ("num_channels", c_uint), ("max_num_sms", c_uint),
         ("alloc", AllocConfigStruct), ("enable_mask", c_uint), ("timeout_ns", c_uint64), ("zero_copy", c_int),
-        ("overflow_policy", c_int), ("num_topk", c_uint), ("padding_v2", c_ubyte * 4),
+        ("overflow_policy", c_int), ("num_topk", c_uint), ("padding_v2", c_ubyte * 4), ("dispatch_num_sms", c_uint),
+        ("combine_num_sms", c_uint),
     ]
 
     def __init__(self, **fields: Any) -> None:

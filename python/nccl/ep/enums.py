@@ -54,3 +54,4 @@ class DispatchQuantizationRecipe(enum.IntEnum):
 class CombineQuantizationRecipe(enum.IntEnum):
     NONE = 0
     NVFP4 = 1
+    MXFP8 = 2

@@ -33,6 +33,8 @@ class GroupConfig:
     zero_copy: ZeroCopyMode = ZeroCopyMode.AUTO
     overflow_policy: OverflowPolicy = OverflowPolicy.AUTO
     num_topk: int = 0
+    dispatch_num_sms: int = 0
+    combine_num_sms: int = 0
 
 
 def synchronize(stream: Any = None) -> None:
