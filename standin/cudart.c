@@ -11,7 +11,7 @@
 
 #include "util/env.h"
 
-enum { DEVICES = 1024, ALIGNMENT = 256 };
+enum { ALIGNMENT = 256 };
 
 static _Thread_local int current_device;
 
@@ -29,6 +29,7 @@ static const struct {
     {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "no such kind of copy"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "no such device"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "no such stream, event or graph"},
+    {cudaErrorSymbolNotFound, "cudaErrorSymbolNotFound", "no such symbol"},
     {cudaErrorNotReady, "cudaErrorNotReady", "not done yet"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "EPX's stand-in cannot do this"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "not while the stream captures a graph"},
@@ -77,7 +78,7 @@ cudaError_t cudaGetLastError(void)
 
 /* ---- Devices ----------------------------------------------------------------------------------------------------- */
 
-static cudaError_t give(int *out, int value)
+cudaError_t give(int *out, int value)
 {
     if (!out)
         return keep_error(cudaErrorInvalidValue);
@@ -111,34 +112,6 @@ cudaError_t cudaSetDevice(int device)
 cudaError_t cudaGetDevice(int *device)
 {
     return give(device, current_device);
-}
-
-/* Times ten. That of a device that has all that EPX has, NVFP4 too; EPX_STANDIN_CAPABILITY=9.0 is one without. */
-static int capability(void)
-{
-    const char *text = env_string("EPX_STANDIN_CAPABILITY");
-    int major = 10, minor = 0;
-
-    if (!text || sscanf(text, "%2d.%1d", &major, &minor) < 1 || major < 1 || minor < 0)
-        return 100;
-    return major * 10 + minor;
-}
-
-cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
-{
-    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-
-    if (device < 0 || device >= DEVICES)
-        return keep_error(cudaErrorInvalidDevice);
-    switch (attribute) {
-    case cudaDevAttrMultiProcessorCount:
-        return give(value, processors > 0 ? (int)processors : 1);
-    case cudaDevAttrComputeCapabilityMajor:
-        return give(value, capability() / 10);
-    case cudaDevAttrComputeCapabilityMinor:
-        return give(value, capability() % 10);
-    }
-    return keep_error(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaDeviceReset(void)

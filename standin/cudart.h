@@ -18,6 +18,12 @@
 /* Keeps an error for cudaGetLastError and returns it. */
 cudaError_t keep_error(cudaError_t error);
 
+/* Stores a result that may not be NULL. */
+cudaError_t give(int *out, int value);
+
+/* So many that a rank may take its own number. */
+enum { DEVICES = 1024 };
+
 enum work_kind { WORK_COPY, WORK_FILL, WORK_RECORD, WORK_WAIT, WORK_CALL, WORK_EPX };
 
 /* One thing that a stream does. */

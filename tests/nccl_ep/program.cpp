@@ -13,6 +13,7 @@
 #include <mpi.h>
 
 #include <cuda_bf16.h>
+#include <cuda_fp4.h>
 #include <cuda_fp8.h>
 #include <cuda_profiler_api.h>
 #include <cuda_runtime.h>
@@ -80,6 +81,16 @@ static void check_types()
 
     CHECK(__bfloat162float(x) == 1.5f && sizeof(x) == 2 && static_cast<float>(y) == 448.0f && sizeof(y) == 1);
     CHECK(__half2float(back) == -3.0f && __half2float(__float2half_rn(0.25f)) == 0.25f);
+    const float values[] = {0.25f, 0.75f, -5.0f, -7.0f, 1.26f}; /* the first three lie between two codes */
+    const unsigned char codes[] = {0, 2, 14, 15, 3};
+    for (int i = 0; i < 5; i++)
+        CHECK(__nv_cvt_float_to_fp4(values[i], __NV_E2M1, cudaRoundNearest) == codes[i]);
+    for (unsigned char code = 0; code < 16; code++) {
+        const __half value(__nv_cvt_fp4_to_halfraw(code, __NV_E2M1));
+        CHECK(__nv_cvt_float_to_fp4(__half2float(value), __NV_E2M1, cudaRoundNearest) == code);
+    }
+    CHECK(__nv_cvt_float2_to_fp4x2(float2{1.0f, -6.0f}, __NV_E2M1, cudaRoundNearest) == 0xf2);
+    CHECK(static_cast<float>(__nv_fp4_e2m1(1.6f)) == 1.5f && sizeof(__nv_fp4x2_e2m1) == 1);
     CHECK(sizeof(int4) == 16 && CUDART_VERSION >= 11000 && std::max(1, 2) == 2 && INT_MAX > 0);
 }
 
@@ -94,6 +105,18 @@ static void check_device()
     CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
     CUDA(cudaMemGetInfo(&available, &total));
+    cudaDeviceProp properties;
+    CUDA(cudaGetDeviceProperties(&properties, device));
+    CHECK(properties.major == major && properties.minor == minor && properties.multiProcessorCount > 0 &&
+          properties.totalGlobalMem == total && properties.warpSize == 32 && properties.name[0]);
+    CHECK(cudaGetDeviceProperties(&properties, -1) == cudaErrorInvalidDevice);
+    void *function = nullptr, *context = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    CUDA(cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 12000, 0, &found));
+    CHECK(found == cudaDriverEntryPointSuccess && !reinterpret_cast<int (*)(void **)>(function)(&context) && context);
+    CUDA(cudaGetDriverEntryPointByVersion("cuNothing", &function, 12000, 0, &found));
+    CHECK(found == cudaDriverEntryPointSymbolNotFound && !function);
+    CHECK(cudaGetDriverEntryPointByVersion("cuNothing", &function, 12000, 0, nullptr) == cudaErrorSymbolNotFound);
     CHECK(device == rank % devices && major >= 9 && minor >= 0 && available > 0 && total >= available);
     CHECK(cudaSetDevice(1 << 20) != cudaSuccess && cudaGetLastError() == cudaErrorInvalidDevice);
     CHECK(!strcmp(cudaGetErrorName(cudaErrorInvalidDevice), "cudaErrorInvalidDevice"));

@@ -42,6 +42,7 @@ typedef enum cudaError {
     cudaErrorInvalidMemcpyDirection = 21,
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
+    cudaErrorSymbolNotFound = 500,
     cudaErrorNotReady = 600,
     cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
@@ -82,10 +83,43 @@ enum cudaStreamCaptureStatus {
     cudaStreamCaptureStatusInvalidated = 2
 };
 
-/* Vector types that programs move memory with. */
+enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess = 0,
+    cudaDriverEntryPointSymbolNotFound = 1,
+    cudaDriverEntryPointVersionNotSufficent = 2
+};
+
+enum cudaRoundMode { cudaRoundNearest = 0, cudaRoundZero = 1, cudaRoundPosInf = 2, cudaRoundMinInf = 3 };
+
+/* As CUDA 13 lays it out, up to what is filled in here; the rest is zero. */
+struct cudaDeviceProp {
+    char name[256];
+    struct {
+        char bytes[16];
+    } uuid;
+    char luid[8];
+    unsigned int luidDeviceNodeMask;
+    size_t totalGlobalMem, sharedMemPerBlock;
+    int regsPerBlock, warpSize;
+    size_t memPitch;
+    int maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3];
+    size_t totalConstMem;
+    int major, minor;
+    size_t textureAlignment, texturePitchAlignment;
+    int multiProcessorCount, integrated, canMapHostMemory;
+    int reserved[153];
+};
+
+/* Vector types that programs move memory with. One of CUDA's own headers that is included too (cuda_fp6.h, say) has
+ * them in vector_types.h, whose guard this is. */
+#ifndef __VECTOR_TYPES_H__
+#define __VECTOR_TYPES_H__
 typedef struct int2 {
     int x, y;
 } int2;
+typedef struct __attribute__((aligned(8))) float2 {
+    float x, y;
+} float2;
 typedef struct __attribute__((aligned(16))) int4 {
     int x, y, z, w;
 } int4;
@@ -95,6 +129,7 @@ typedef struct __attribute__((aligned(16))) uint4 {
 typedef struct __attribute__((aligned(16))) float4 {
     float x, y, z, w;
 } float4;
+#endif
 
 struct epxCudart;
 struct epxCudartHooks;
@@ -124,6 +159,13 @@ EPX_CUDART_API cudaError_t cudaSetDevice(int device);
 EPX_CUDART_API cudaError_t cudaGetDevice(int *device);
 /* Programs ask whether a GPU is new enough: this one says 10.0, with a multiprocessor per processor. */
 EPX_CUDART_API cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
+EPX_CUDART_API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device);
+/* Of the CUDA driver, programs get the functions of the stand-in: cuCtxGetCurrent, which is of the current device. */
+EPX_CUDART_API cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
+                                                   enum cudaDriverEntryPointQueryResult *result EPX_CUDART_OR(NULL));
+EPX_CUDART_API cudaError_t
+cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version, unsigned long long flags,
+                                 enum cudaDriverEntryPointQueryResult *result EPX_CUDART_OR(NULL));
 EPX_CUDART_API cudaError_t cudaDeviceSynchronize(void);
 EPX_CUDART_API cudaError_t cudaDeviceReset(void); /* waits for all streams; memory and streams stay */
 /* The machine's memory: available, and in all. */

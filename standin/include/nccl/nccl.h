@@ -15,10 +15,10 @@
 #include <stdint.h>
 
 #define NCCL_MAJOR 2
-#define NCCL_MINOR 28
-#define NCCL_PATCH 0
+#define NCCL_MINOR 30 /* programs for NCCL EP 0.2.0 want 2.30.4 */
+#define NCCL_PATCH 4
 #define NCCL_SUFFIX "-epx"
-#define NCCL_VERSION_CODE 22800
+#define NCCL_VERSION_CODE 23004
 #define NCCL_VERSION(X, Y, Z) (((X) <= 2 && (Y) <= 8) ? (X)*1000 + (Y)*100 + (Z) : (X)*10000 + (Y)*100 + (Z))
 
 #ifdef __cplusplus
