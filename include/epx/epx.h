@@ -294,6 +294,10 @@ typedef struct epx_group_info {
 
 #define EPX_GROUP_INFO_INIT EPX_INITIAL_VALUE(epx_group_info)
 EPX_API epx_status epx_group_query(const epx_group *group, epx_group_info *info);
+/* Another deadline for the waits of this group, as epx_group_config.timeout_ms: of operations that are queued from here
+ * on, and of calls. Waits for those that are queued. Local; no other call of the group runs meanwhile. Groups of one
+ * node: networks keep the deadline that they were opened with. */
+EPX_API epx_status epx_group_set_timeout(epx_group *group, int timeout_ms);
 
 /* Memory that a group with this configuration would use on each rank. Local, before any group exists. */
 typedef struct epx_memory_info {

@@ -364,6 +364,8 @@ NCCL_EP_API const char *ncclEpxGetLastError(void);
 /* ncclEpGetAsyncError and ncclEpErrorClear for every group, with enable_mask or without. */
 NCCL_EP_API ncclResult_t ncclEpxGetAsyncError(ncclEpGroup_t ep_group, int *error_out);
 NCCL_EP_API ncclResult_t ncclEpxErrorClear(ncclEpGroup_t ep_group);
+/* Another timeout_ns for a group of one node; waits for its operations. 0: the default. Every rank calls it. */
+NCCL_EP_API ncclResult_t ncclEpxSetTimeout(ncclEpGroup_t ep_group, uint64_t timeout_ns);
 /* Device memory that the node's ranks read and write in place: for tensors. It ends with the group, or by MemFree. */
 NCCL_EP_API ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr);
 NCCL_EP_API ncclResult_t ncclEpxMemFree(ncclEpGroup_t ep_group, void *ptr);

@@ -243,7 +243,7 @@ FUNCTIONS = {
     "epx_strerror": "i", "epx_last_error": "", "epx_version": "p", "epx_dtype_size": "i",
     "epx_world_query": "p",
     "epx_group_create": "ppp", "epx_group_ticket": "ppz", "epx_group_join": "ppipi", "epx_group_destroy": "p",
-    "epx_group_query": "pp", "epx_group_memory": "pip",
+    "epx_group_query": "pp", "epx_group_set_timeout": "pi", "epx_group_memory": "pip",
     "epx_alloc": "pzp", "epx_free": "pp", "epx_register": "ppzpp",
     "epx_stream_create": "pp", "epx_stream_destroy": "pp", "epx_stream_sync": "pp", "epx_stream_query": "pp",
     "epx_stream_call": "pppp", "epx_event_create": "pp", "epx_event_destroy": "p", "epx_event_record": "pp",

@@ -5,6 +5,7 @@
 #include "group/config.h"
 #include "group/create.h"
 #include "group/launch.h"
+#include "group/memory.h"
 #include "group/net.h"
 #include "group/registry.h"
 #include "group/stats.h"
@@ -90,6 +91,25 @@ epx_status epx_group_query(const epx_group *group, epx_group_info *out)
     snprintf(info.device_name, sizeof(info.device_name), "%s", group->device->ops->name);
     snprintf(info.net_name, sizeof(info.net_name), "%s", group->nnodes > 1 ? group->net_name : "none");
     return struct_out(out, &info, sizeof(info), "epx_group_info");
+}
+
+epx_status epx_group_set_timeout(epx_group *group, int timeout_ms)
+{
+    static const char call[] = "epx_group_set_timeout";
+    API_ISSUE;
+    epx_status status = group_check(group, call);
+
+    if (status != EPX_OK)
+        return status;
+    if (timeout_ms < 0)
+        return fail(EPX_ERR_ARGUMENT, "%s: timeout_ms: expected at least 0, got %d", call, timeout_ms);
+    if (group->nnodes > 1)
+        return fail(EPX_ERR_USAGE, "%s: expected a group of one node, got %d nodes", call, group->nnodes);
+    status = launch_await(group, group->last_stream, call);
+    if (status == EPX_ERR_USAGE)
+        return status;
+    group->set.timeout_ms = settings_timeout(timeout_ms);
+    return group_device_timeout(group);
 }
 
 epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memory_info *out)

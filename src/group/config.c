@@ -88,6 +88,11 @@ static int64_t pick(int64_t given, const char *variable, int64_t fallback, int64
     return given ? given : env_int(variable, fallback, 1, high);
 }
 
+int settings_timeout(int given)
+{
+    return (int)pick(given, "EPX_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, INT32_MAX);
+}
+
 static epx_status check_products(const struct settings *set)
 {
     const int64_t limit = INT32_MAX; /* row numbers are sent as 32 bits */
@@ -140,7 +145,7 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
         (int)(c.ranks_per_node ? c.ranks_per_node : env_int("EPX_RANKS_PER_NODE", 0, 1, KERNEL_MAX_RANKS));
     set->enable_mask = c.enable_mask;
     set->use_fabric = asks_for_fabric(&c);
-    set->timeout_ms = (int)pick(c.timeout_ms, "EPX_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, INT32_MAX);
+    set->timeout_ms = settings_timeout(c.timeout_ms);
     set->alloc_bytes = (uint64_t)pick((int64_t)c.alloc_bytes, "EPX_ALLOC_BYTES", (int64_t)DEFAULT_ALLOC_BYTES,
                                       (int64_t)MAX_ALLOC_BYTES);
     set->device_alloc = c.device_alloc;

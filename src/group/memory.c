@@ -216,6 +216,18 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
         fill_nodes(group, b);
 }
 
+epx_status group_device_timeout(struct epx_group *group)
+{
+    struct group_dev *g = &group->shadow;
+
+    g->timeout_ns = (uint64_t)group->set.timeout_ms * 1000000u;
+    if (group->watch)
+        group->watch->timeout_ms = group->set.timeout_ms;
+    return group->device->ops->copy(group->device,
+                                    (char *)group->device_memory + offsetof(struct group_dev, timeout_ns),
+                                    &g->timeout_ns, sizeof(g->timeout_ns));
+}
+
 static epx_status copy_node_ranks(struct epx_group *group, const struct blocks *b)
 {
     int32_t *ranks = calloc((size_t)group->nranks, sizeof(*ranks));

@@ -15,6 +15,8 @@ epx_status group_device_fill(struct epx_group *group);
 void group_device_destroy(struct epx_group *group);
 /* Writes mask, members and relays to device memory as group->map.out has them. */
 epx_status group_device_members(struct epx_group *group);
+/* Stores the group's deadline where kernels read it; none runs. */
+epx_status group_device_timeout(struct epx_group *group);
 /* Where the heaps of the node are mapped. */
 epx_status group_device_heaps(struct epx_group *group);
 /* After group_net_open, or group_net_close: the rings, or none, for kernels. */

@@ -21,13 +21,13 @@ enum { WARPS_PER_MULTIPROCESSOR = 16, MOST_AGENTS = 1024, GPU_ALLOC_BYTES = 1 <<
 /* ---- What a configuration comes to ------------------------------------------------------------------------------- */
 
 /* Milliseconds, 0 = EPX's default. */
-static int timeout_of(const ncclEpGroupConfig_t *config, const struct environment *env)
+static int timeout_of(uint64_t timeout_ns, const struct environment *env)
 {
-    const uint64_t ms = config->timeout_ns / 1000000u;
+    const uint64_t ms = timeout_ns / 1000000u;
 
     if (env->timeout_ms)
         return env->timeout_ms;
-    if (config->timeout_ns && !ms)
+    if (timeout_ns && !ms)
         return 1;
     return ms > INT_MAX ? INT_MAX : (int)ms;
 }
@@ -300,7 +300,7 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const n
     if (result == ncclSuccess) {
         log_set_rank(group->comm.rank);
         environment_read(&group->env, group->comm.rank);
-        group->comm.timeout_ms = timeout_of(&own, &group->env);
+        group->comm.timeout_ms = timeout_of(own.timeout_ns, &group->env);
         result = open_group(group);
     }
     if (result != ncclSuccess) {
@@ -577,6 +577,21 @@ ncclResult_t ncclEpxErrorClear(ncclEpGroup_t ep_group)
     const ncclResult_t result = group_need(ep_group, call);
 
     return result == ncclSuccess ? clear_error(ep_group, call) : result;
+}
+
+ncclResult_t ncclEpxSetTimeout(ncclEpGroup_t ep_group, uint64_t timeout_ns)
+{
+    static const char call[] = "ncclEpxSetTimeout";
+    epx_group_info info = EPX_GROUP_INFO_INIT;
+    ncclResult_t result = group_need(ep_group, call);
+
+    if (result == ncclSuccess)
+        result = compat_result(epx_group_set_timeout(ep_group->group, timeout_of(timeout_ns, &ep_group->env)), call);
+    if (result == ncclSuccess)
+        result = compat_result(epx_group_query(ep_group->group, &info), call);
+    if (result == ncclSuccess)
+        ep_group->timeout_ms = info.timeout_ms;
+    return result;
 }
 
 /* ---- Memory that the node reaches -------------------------------------------------------------------------------- */

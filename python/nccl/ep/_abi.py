@@ -130,14 +130,14 @@ STRUCTS = {
     "ncclEpCombineInputs_t": CombineInputsStruct, "ncclEpCombineOutputs_t": CombineOutputsStruct,
 }
 
-# "p" a pointer, an address or a stream; "i" an int. All return an ncclResult_t but ncclEpxGetLastError.
+# "p" a pointer, an address or a stream; "i" an int; "l" a uint64. All return an ncclResult_t but ncclEpxGetLastError.
 FUNCTIONS = {
     "ncclEpGetVersion": "p", "ncclEpCreateGroup": "ppp", "ncclEpGroupDestroy": "p", "ncclEpHandleMemSize": "pippi",
     "ncclEpInitHandle": "ppipip", "ncclEpUpdateHandle": "pppp", "ncclEpCreateHandle": "ppipppp",
     "ncclEpHandleDestroy": "p", "ncclEpDispatch": "pppppp", "ncclEpCombine": "ppppp", "ncclEpComplete": "ppp",
     "ncclEpMaskQuery": "ppp", "ncclEpMaskUpdate": "ppp", "ncclEpMaskClean": "pp", "ncclEpGetAsyncError": "pp",
     "ncclEpErrorClear": "p", "ncclEpxGetAsyncError": "pp", "ncclEpxErrorClear": "p",
-    "ncclEpxStreamSynchronize": "p", "ncclEpxGetLastError": "",
+    "ncclEpxSetTimeout": "pl", "ncclEpxStreamSynchronize": "p", "ncclEpxGetLastError": "",
 }
 
 
@@ -145,5 +145,5 @@ def declare(library: ctypes.CDLL) -> None:
     """Gives the functions of libnccl_ep.so their types."""
     for name, kinds in FUNCTIONS.items():
         function = getattr(library, name)
-        function.argtypes = [c_int if kind == "i" else c_void_p for kind in kinds]
+        function.argtypes = [{"i": c_int, "l": c_uint64}.get(kind, c_void_p) for kind in kinds]
         function.restype = c_char_p if name == "ncclEpxGetLastError" else c_int

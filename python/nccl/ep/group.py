@@ -112,6 +112,10 @@ class Group:
         values: List[int] = [int(bool(value)) for value in mask]
         call("ncclEpMaskUpdate", self.ptr, (ctypes.c_int * len(values))(*values), stream_pointer(stream))
 
+    def set_timeout_ns(self, timeout_ns: Optional[int]) -> None:
+        """Another GroupConfig.timeout_ns, for a group of one node; None and 0 are the default. Every rank calls it."""
+        call("ncclEpxSetTimeout", self.ptr, timeout_ns or 0)
+
     def mask_clean(self, *, stream: Any = None) -> None:
         """Makes all ranks active again. The ranks that are not masked call it together."""
         call("ncclEpMaskClean", self.ptr, stream_pointer(stream))
