@@ -29,6 +29,7 @@ def communicator():
     if WHICH == "epx":
         return ep.Communicator.from_launcher()
     import nccl.core as core
+    os.environ.setdefault("NCCL_COMM_ID", "%s:%s" % (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]))
     return core.Communicator.init(int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), core.get_unique_id())
 
 
