@@ -223,8 +223,8 @@ if step nccl-ep && [ $GPU = cuda ]; then
     export EPX_DEVICE=cuda EPX_ALLOC_BYTES=64M
     nccl_ep nccl-ep-1 1 layouts misuse runtime
     nccl_ep nccl-ep-8 8 standin runtime layouts misuse masks
-    nccl_ep nccl-ep-4 4 rules drop recipes eager memory nvfp4 elastic
-    EPX_RANKS_PER_NODE=2 nccl_ep nccl-ep-nodes-4 4 rules drop recipes eager memory
+    nccl_ep nccl-ep-4 4 rules drop recipes eager memory nvfp4 elastic counts mxfp8
+    EPX_RANKS_PER_NODE=2 nccl_ep nccl-ep-nodes-4 4 rules drop recipes eager memory counts
     EPX_RANKS_PER_NODE=4 nccl_ep nccl-ep-nodes 8 layouts
     for bench in "ll" "ll --layout rm" "ht --tokens 1024" "ht --layout em --tokens 1024"; do
         try "ep-bench-${bench// /}" 60 "$build/epx" ep-bench -n 8 --algorithm $bench --iters 20 --validate

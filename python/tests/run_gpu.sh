@@ -4,8 +4,10 @@
 # library as scripts/gpu.sh does (GPU, GPU_ARCH, GPU_BUILD: scripts/gpu_build.sh).
 #   usage: python/tests/run_gpu.sh [tests] [bench] [elastic] [late] [curve] [frameworks] [-- arguments of suite.py]
 #   (default: tests and bench)
-#   frameworks: Megatron-LM's own modules, and those of SGLang, vLLM, torchtitan, DeepSpeed, LMDeploy and NeMo
-#   AutoModel; torch.compile. Where Python has no megatron-core, and for the others, EPX_TEST_PACKAGES is a folder that
+#   frameworks: Megatron-LM's own modules, and those of SGLang, vLLM, torchtitan, DeepSpeed, LMDeploy, NeMo AutoModel
+#   and FlashInfer; torch.compile. FlashInfer's, and the calls of others on NCCL EP (nccl_frameworks), are over
+#   communicators of NCCL, one rank of a GPU: where ranks share one they are left out.
+#   Where Python has no megatron-core, and for the others, EPX_TEST_PACKAGES is a folder that
 #   scripts/framework_files.sh FOLDER all has made, here or on another machine (default: build-frameworks). The newest
 #   version there is is taken; a folder that is named must have one. FRAMEWORKS="vllm_modules ..." runs some of them.
 #   elastic: V2 against V1, expansion against the same bytes, and results that are held, three times.
@@ -57,7 +59,11 @@ fi
 if [[ $steps == *frameworks* ]]; then
     packages=${EPX_TEST_PACKAGES:-$PWD/build-frameworks}
     modules="ranks_megatron ranks_hybrid ranks_frameworks ranks_elastic_frameworks"
-    for name in sglang vllm torchtitan deepspeed lmdeploy automodel; do
+    names="sglang vllm torchtitan deepspeed lmdeploy automodel" gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+    if [ "$ranks" -le "$gpus" ]; then
+        names="$names flashinfer" modules="$modules nccl_frameworks"
+    fi
+    for name in $names; do
         [[ " ${FRAMEWORKS:-${name}_modules} " == *" ${name}_modules "* ]] || continue
         folder=$(printf '%s\n' "$packages/$name"-* | grep -v '\.new$' | sort -V | tail -1) # the newest, and whole
         if [ -d "$folder" ]; then
