@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake --install: headers, libepx.so, libnccl_ep.so and the stand-ins, pkg-config's files, the CMake package, and
-# completion for shells. What belongs to the stand-ins lies apart from the rest, so that a package of its own may have it
-# (debian/).
+# completion for shells. What belongs to the stand-ins lies apart from the rest, so that a package of its own may have
+# it (debian/).
 
 set(epx_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/epx)
 

@@ -8,9 +8,9 @@
 #define DEFAULT_TIMEOUT_MS 100000
 
 epx_status settings_make(const epx_group_config *config, int nranks, struct settings *set);
-/* The heap of a group that has not been created yet, with nodes as the configuration says. */
 /* The deadline that a configuration with this timeout_ms has. */
 int settings_timeout(int given);
+/* The heap of a group that has not been created yet, with nodes as the configuration says. */
 epx_status settings_plan(const epx_group_config *config, int nranks, struct heap_plan *plan);
 
 /* What ranks must have in common, as numbers in a fixed order. */

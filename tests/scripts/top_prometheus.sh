@@ -23,7 +23,8 @@ set -m
 bench=$!
 set +m
 group=$(python3 "$(dirname "$0")/top_look.py" "$epx" "$bench" \
-    "len(r) == 2 and all(h['operations'] for h in r.values())" "g['group']") || die "a group that runs: $(cat "$work/bench")"
+    "len(r) == 2 and all(h['operations'] for h in r.values())" "g['group']") ||
+    die "a group that runs: $(cat "$work/bench")"
 metrics "$work/during"
 python3 - "$work/during" "$group" "$root/examples/grafana/epx.json" <<'EOF' || die "the metrics of a group that runs"
 import json, re, sys
