@@ -728,6 +728,13 @@ typedef struct epx_error_info {
  * half the timeout where the network's library does not return. */
 EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
 /*
+ * For programs that have no call in flight: a descriptor for poll(), readable (POLLIN) once the process of a rank has
+ * ended without epx_group_destroy, or its machine does not reply; epx_group_error names that rank, and its phase is
+ * "ended" or "unreachable". epx_group_error_clear makes it unreadable. The group's own: it is only polled, and closed
+ * by epx_group_destroy. Other errors do not make it readable.
+ */
+EPX_API epx_status epx_group_error_fd(epx_group *group, int *fd);
+/*
  * Clears the error. After an error that ended an operation (timeout, peer, mismatch), and after epx_mask_update, it
  * is collective: ranks call it when their streams are idle, and the group can be used again; handles need an update.
  * After a low-latency operation that has masked a late peer (enable_mask) and gone on without it, it is local: a

@@ -4,6 +4,7 @@
 
 #include "group/config.h"
 #include "group/create.h"
+#include "group/ended.h"
 #include "group/launch.h"
 #include "group/memory.h"
 #include "group/net.h"
@@ -39,6 +40,7 @@ epx_status epx_group_destroy(epx_group *group)
         return status;
     (void)group_drain(group);
     group_net_settle(group);
+    ended_leave(group);
     handles_free_all(group);
     status = group_destroy(group);
     registry_end();

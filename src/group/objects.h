@@ -8,6 +8,7 @@
 #include "group/heap_layout.h"
 #include "boot/boot.h"
 #include "boot/membership.h"
+#include "group/liveness.h"
 #include "device/device.h"
 #include "proxy/proxy.h"
 
@@ -58,6 +59,10 @@ struct epx_group {
     int has_key;                   /* 0: EPX_SECRET=none, one rank, or a simulation */
     uint8_t seed[32];              /* the key is made of it and the secret of the job */
     int own_secret;                /* that secret may be in this user's file */
+    struct liveness_card liveness_card; /* what the others must know of it */
+    struct liveness *liveness;     /* NULL: one rank, threads of one process, or a simulation */
+    int without_pidfd;             /* a rank cannot watch processes by their numbers: connections do */
+    int error_fd;                  /* epx_group_error_fd(); -1: none */
     struct membership *membership; /* NULL without enable_mask */
     int use_membership;            /* collective steps go through it during recovery */
     int masks_hidden;              /* queries show masked ranks as active: epx_mask_clean_active */

@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "group/abort.h"
+#include "group/ended.h"
 #include "group/error.h"
 #include "group/handshake.h"
 #include "group/join.h"
@@ -259,6 +260,8 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
     }
     if (status == EPX_OK && replaced)
         join_done(group, out);
+    if (status == EPX_OK)
+        ended_met_again(group);
     if (status != EPX_OK)
         fail_restart(group, status, *all_reset);
     return status;
@@ -272,7 +275,7 @@ static epx_status own_mask(struct epx_group *group, int unmask, uint8_t *out)
         group->device->ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask));
 
     for (int r = 0; status == EPX_OK && r < group->nranks; r++)
-        out[r] = group->stale[r] || (!unmask && !mask[r]);
+        out[r] = group->stale[r] || (!unmask && !mask[r]) || ended_is(group, r);
     return status;
 }
 
@@ -366,6 +369,18 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
     return status;
 }
 
+/* Without masks all ranks must take part. */
+static epx_status check_members(const struct epx_group *group)
+{
+    const int gone = group->membership ? -1 : ended_member(group);
+
+    return gone < 0 ? EPX_OK
+                    : fail(EPX_ERR_PEER,
+                           "%s: rank %d has ended: a group without enable_mask cannot go on without it; destroy it and "
+                           "create another",
+                           group->call, gone);
+}
+
 static epx_status recover(struct epx_group *group, int unmask)
 {
     uint8_t *out = group->recovery_out;
@@ -375,6 +390,8 @@ static epx_status recover(struct epx_group *group, int unmask)
     memset(out, 0, (size_t)group->nranks);
     if (status == EPX_OK)
         status = launch_await(group, group->last_stream, group->call);
+    if (status == EPX_OK)
+        status = check_members(group);
     /* A blocked proxy may return at any time and write arrivals into the heap: this rank cannot recover. */
     if (status == EPX_OK)
         status = group_net_responsive(group);
