@@ -12,11 +12,12 @@
 #include "group/error.h"
 #include "group/handshake.h"
 #include "group/mask.h"
+#include "util/files.h"
 #include "util/log.h"
 #include "util/runtime.h"
 #include "util/status.h"
 
-enum { SILENCE_PART = 3 /* of the deadline */, SILENCE_MIN_MS = 2000, MEET_MS = 3000 };
+enum { SILENCE_PART = 3 /* of the deadline */, SILENCE_MIN_MS = 2000, MEET_MS = 3000, MOST_FILES = 256 };
 
 static int silence_ms(const struct epx_group *group)
 {
@@ -123,6 +124,8 @@ epx_status ended_open(struct epx_group *group, struct liveness_card *card)
         return EPX_OK;
     for (int r = 0; r < group->nranks; r++)
         o.one_host &= is_of_this_host(group, r);
+    if (files_need("watching processes", group->nranks < MOST_FILES ? group->nranks : MOST_FILES) != EPX_OK)
+        log_line(LOG_INFO, "%s", epx_last_error()); /* what is not watched is noticed at the deadline */
     return liveness_open(&o, card, &group->liveness);
 }
 
@@ -181,6 +184,17 @@ int ended_member(const struct epx_group *group)
 {
     for (int r = 0; r < group->nranks; r++)
         if (!group->map.out[r] && ended_is(group, r))
+            return r;
+    return -1;
+}
+
+int ended_unmasked(struct epx_group *group)
+{
+    int masked = 0;
+
+    for (int r = 0; group->set.enable_mask && group->liveness && r < group->nranks; r++)
+        if (!group->map.out[r] && __atomic_load_n(&group->shadow.ended[r], __ATOMIC_RELAXED) &&
+            mask_is_set(group, r, &masked) == EPX_OK && !masked)
             return r;
     return -1;
 }

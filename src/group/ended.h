@@ -29,6 +29,8 @@ void ended_met_again(struct epx_group *group);
 int ended_is(const struct epx_group *group, int rank);
 /* The first member that has ended; -1: none. */
 int ended_member(const struct epx_group *group);
+/* With masks: the first member that has ended or is unreachable, and is not masked here yet; -1: none. */
+int ended_unmasked(struct epx_group *group);
 /* This rank ends its group in order. */
 void ended_leave(struct epx_group *group);
 void ended_close(struct epx_group *group);

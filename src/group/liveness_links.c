@@ -374,6 +374,9 @@ uint64_t links_next(const struct liveness *l)
 {
     uint64_t next = UINT64_MAX;
 
+    for (const struct link *link = l->links; link; link = link->next)
+        if (link->error)
+            return 0;
     for (int step = 1; step < l->o.nranks; step *= 2) {
         const int r = neighbour_at(l, step);
 

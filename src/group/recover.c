@@ -431,14 +431,18 @@ static void await_abort_word(struct epx_group *group)
 /*
  * A rank that failed, or masked another, and now recovers does not answer any more: ranks that are in an operation
  * would wait for it, and name it. So it ends their operations first, and says whose fault it is. A rank without an
- * error of its own recovers because its caller wants so, and lets the others end what they do.
+ * error of its own recovers because its caller wants so, and lets the others end what they do. High throughput goes on
+ * without a rank that has ended only once all have recovered.
  */
 static void tell_culprit(struct epx_group *group)
 {
     epx_error_info info;
     const epx_status status = error_read(group, &info);
+    const int gone = ended_unmasked(group);
 
-    if (!abort_word(group) && group->mask_updated && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER))
+    if (!abort_word(group) && gone >= 0 && group->set.modes & EPX_HIGH_THROUGHPUT)
+        group_abort_ended(group, (int)group->shadow.ended[gone], gone);
+    else if (!abort_word(group) && group->mask_updated && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER))
         group_abort(group, EPX_ERR_TIMEOUT, info.peer);
 }
 
