@@ -112,7 +112,7 @@ epx_status ended_open(struct epx_group *group, struct liveness_card *card)
         .nranks = group->nranks,
         .incarnation = group->joining ? membership_incarnation(group->membership, group->rank) : 0,
         .links = group->nnodes > 1 || group->fabric || group->without_pidfd,
-        .one_host = 1,
+        .one_host = group->nnodes == 1 && !group->fabric, /* nodes of one machine may have networks of their own */
         .key = handshake_key(group),
         .silence_ms = silence_ms(group),
         .on_news = on_news,
@@ -122,8 +122,6 @@ epx_status ended_open(struct epx_group *group, struct liveness_card *card)
     memset(card, 0, sizeof(*card));
     if (runtime()->env || group->nranks == 1) /* ranks of a simulation are not processes */
         return EPX_OK;
-    for (int r = 0; r < group->nranks; r++)
-        o.one_host &= is_of_this_host(group, r);
     if (files_need("watching processes", group->nranks < MOST_FILES ? group->nranks : MOST_FILES) != EPX_OK)
         log_line(LOG_INFO, "%s", epx_last_error()); /* what is not watched is noticed at the deadline */
     return liveness_open(&o, card, &group->liveness);
