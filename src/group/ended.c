@@ -53,14 +53,22 @@ static int goes_on(const struct epx_group *group)
     return group->set.enable_mask && group->set.modes & EPX_LOW_LATENCY;
 }
 
-/* The rank is masked already, or the group has failed before: others end because of that. */
-static int is_known(struct epx_group *group, int rank)
+/* The group goes on without it: it was masked, or left out of a recovery. */
+static int is_out(struct epx_group *group, int rank)
 {
     int masked = 0;
 
-    if (group->map.out[rank] || abort_word(group))
-        return 1;
-    return group->set.enable_mask && mask_is_set(group, rank, &masked) == EPX_OK && masked;
+    return group->map.out[rank] ||
+           (group->set.enable_mask && mask_is_set(group, rank, &masked) == EPX_OK && masked);
+}
+
+/* Has the group failed before? Then ranks end because of that. Another rank of the node may have been quicker with the
+ * same news, and set the word. */
+static int has_failed_before(struct epx_group *group, int rank)
+{
+    const uint64_t word = abort_word(group);
+
+    return word && !(PHASE_IS_NEWS(ABORT_PHASE(word)) && ABORT_CULPRIT(word) == rank);
 }
 
 static void take(struct epx_group *group, int rank, int phase)
@@ -70,15 +78,16 @@ static void take(struct epx_group *group, int rank, int phase)
     ended_text(group, phase, rank, text, sizeof(text));
     /* Release: pairs with the loads of kernels, which read nothing behind it. */
     __atomic_store_n(&group->shadow.ended[rank], (uint64_t)phase, __ATOMIC_RELEASE);
-    if (is_known(group, rank)) {
+    if (is_out(group, rank) || has_failed_before(group, rank)) {
         log_line(LOG_INFO, "%s", text);
-        return;
+    } else {
+        log_line(LOG_WARN, "%s", text);
+        error_record_ended(group, phase, rank);
+        if (!goes_on(group))
+            group_abort_ended(group, phase, rank);
     }
-    log_line(LOG_WARN, "%s", text);
-    error_record_ended(group, phase, rank);
-    if (!goes_on(group))
-        group_abort_ended(group, phase, rank);
-    make_readable(group);
+    if (!is_out(group, rank))
+        make_readable(group);
 }
 
 static int on_news(void *context, int rank, enum liveness_state state)
