@@ -311,6 +311,13 @@ class Group(HandleOwner, HeapOwner):
         values["status"] = Status(values["status"])
         return ErrorInfo(**values)
 
+    def error_fd(self) -> int:
+        """A descriptor for select and poll: readable once the process of a rank has ended without destroy, or its
+        machine does not reply; error() names that rank. Only polled; error_clear() makes it unreadable."""
+        fd = ctypes.c_int(-1)
+        check(self._lib.epx_group_error_fd(self.address, ctypes.addressof(fd)))
+        return fd.value
+
     def error_clear(self) -> None:
         """Clears the error. If it ended an operation, every rank must call this; the group is then usable again."""
         self._check_collective(lambda: self._lib.epx_group_error_clear(self.address))

@@ -33,8 +33,7 @@ void ended_text(const struct epx_group *group, int phase, int rank, char *text, 
     else if (rank == group->rank)
         snprintf(text, bytes, "the machine of this rank did not reply to other ranks for %d ms", silence_ms(group));
     else
-        snprintf(text, bytes, "rank %d is unreachable: its machine has not replied for %d ms", rank,
-                 silence_ms(group));
+        snprintf(text, bytes, "rank %d is unreachable: its machine has not replied for %d ms", rank, silence_ms(group));
 }
 
 /* ---- News, from the thread of liveness.c ------------------------------------------------------------------------- */
@@ -58,8 +57,7 @@ static int is_out(struct epx_group *group, int rank)
 {
     int masked = 0;
 
-    return group->map.out[rank] ||
-           (group->set.enable_mask && mask_is_set(group, rank, &masked) == EPX_OK && masked);
+    return group->map.out[rank] || (group->set.enable_mask && mask_is_set(group, rank, &masked) == EPX_OK && masked);
 }
 
 /* Has the group failed before? Then ranks end because of that. Another rank of the node may have been quicker with the

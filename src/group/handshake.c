@@ -56,7 +56,7 @@ struct settings_message {
     int32_t traces;            /* EPX_TRACE is set */
     int32_t heap;              /* EPX_GPU_HEAP: heap_asked() */
     int32_t has_pidfd, reserved;
-    uint8_t secret[8];         /* equal where ranks have the same secret, and of no use to learn it */
+    uint8_t secret[8]; /* equal where ranks have the same secret, and of no use to learn it */
 };
 
 enum proves { PROVES_NOTHING /* EPX_SECRET=none */, PROVES_SECRET, PROVES_WITHOUT_LIBRARY };
@@ -153,7 +153,8 @@ void handshake_find_nodes(struct epx_group *group)
 /* Only groups that make connections of their own need a key. */
 static int needs_key(const struct epx_group *group)
 {
-    return group->nranks > 1 && !runtime()->conns && (group->nnodes > 1 || group->fabric || group->set.enable_mask || group->without_pidfd);
+    return group->nranks > 1 && !runtime()->conns &&
+           (group->nnodes > 1 || group->fabric || group->set.enable_mask || group->without_pidfd);
 }
 
 /* All ranks come to the same result. */

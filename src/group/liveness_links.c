@@ -262,8 +262,7 @@ static void take_frame(struct liveness *l, struct link *link)
 static int receive(struct liveness *l, struct link *link)
 {
     for (;;) {
-        const int n =
-            ops->recv(l->port, link->conn, (char *)&link->in + link->got, sizeof(link->in) - link->got);
+        const int n = ops->recv(l->port, link->conn, (char *)&link->in + link->got, sizeof(link->in) - link->got);
 
         if (n <= 0)
             return n == -EAGAIN ? 0 : n;

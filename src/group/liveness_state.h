@@ -65,7 +65,7 @@ struct liveness {
     struct link *links;
     uint64_t count; /* of news so far */
     int tells, left;
-    int busy; /* on_news() runs */
+    int busy;          /* on_news() runs */
     uint64_t again_ns; /* when it is called again; 0: it is not */
     struct live_peer peers[];
 };

@@ -57,9 +57,10 @@ static int is_masked(const struct epx_group *group, int peer)
 /* Is the loss of a peer news? A peer that ends after a failure of which this rank has heard is not the cause. */
 static int is_news(struct epx_group *group, int peer, int masked, const char *text)
 {
-    const char *known = masked              ? "it is masked"
+    const char *known = masked                  ? "it is masked"
                         : ended_is(group, peer) ? "it has ended"
-                        : abort_word(group) ? "the group has failed before" : NULL;
+                        : abort_word(group)     ? "the group has failed before"
+                                                : NULL;
 
     if (known)
         log_line(LOG_INFO, "%s; %s", text, known);

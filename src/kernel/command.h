@@ -139,8 +139,9 @@ COMMAND_FN uint32_t alarm_of_abort(uint64_t word)
 COMMAND_FN uint64_t abort_of_alarm(int rank, uint32_t alarm)
 {
     const int cause = ALARM_CAUSE(alarm), culprit = ALARM_CULPRIT(alarm);
-    return cause < ALARM_STATUS ? ABORT_CAUSED(PHASE_IS_NEWS(cause) ? KSTATUS_PEER : KSTATUS_TIMEOUT, cause, rank, culprit)
-                                : ABORT_CAUSED(cause - ALARM_STATUS, PHASE_NONE, rank, culprit);
+    return cause < ALARM_STATUS
+               ? ABORT_CAUSED(PHASE_IS_NEWS(cause) ? KSTATUS_PEER : KSTATUS_TIMEOUT, cause, rank, culprit)
+               : ABORT_CAUSED(cause - ALARM_STATUS, PHASE_NONE, rank, culprit);
 }
 
 struct command_fields {

@@ -28,7 +28,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 RANKS, DEADLINE_MS, START_S, END_S = 4, 2000, 60, 60
 SLACK_MS = 5000  # for a machine that does other things as well
 # Where an end is to be noticed long before the deadline, and where ranks are stopped for up to two thirds of it.
-DEADLINES_MS = {"kill": 60000, "pause": 6000}
+DEADLINES_MS = {"kill": 60000, "pause": 6000, "vanish": 15000}
 LATE_MS = 50  # how slow ranks are to connect where a stranger must get in before
 FOREVER = 1 << 60
 ADDRESSES = ["10.78.0.1", "10.78.0.2"]
@@ -427,6 +427,23 @@ def event_cut(world, job):
     job.recover(job.ranks, list(range(RANKS)))
 
 
+def event_vanish(world, job):
+    """The same long before the deadline: ranks of the other node are unreachable once its kernel has not replied for a
+    third of it. All go on when the link is back."""
+    world.wire.cut(False)
+    began = time.monotonic()
+    for host in (0, 1):
+        here = [rank for rank in job.ranks if rank.host == host]
+        job.faults(here, {rank.number for rank in job.ranks if rank.host != host})
+        for rank in here:
+            if "unreachable" not in rank.said("fault"):
+                raise Wrong(f"rank {rank.number}: expected an unreachable rank, got {rank.said('fault')}")
+    if time.monotonic() - began > DEADLINES_MS["vanish"] / 1000 * 2 / 3:
+        raise Wrong("%.1f s passed until all were told" % (time.monotonic() - began))
+    world.wire.cut(True)
+    job.recover(job.ranks, list(range(RANKS)))
+
+
 def event_blink(world, job):
     """The link is cut for less than TCP waits before it repeats something: nobody fails."""
     for _ in range(2):
@@ -482,6 +499,7 @@ EVENTS = {  # nodes, modes (with enable_mask: 1; 2: ranks will be masked)
     "pause": (event_pause, (1, 2), ("ll 0", "ht 0", "ht 1")),
     "freeze": (event_freeze, (1, 2), ("ll 0", "ht 0", "ht 1")),
     "cut": (event_cut, (2,), ("ll 0", "ht 0", "ht 1")),
+    "vanish": (event_vanish, (2,), ("ll 0", "ht 0", "ht 1")),
     "blink": (event_blink, (2,), ("ll 0", "ht 0")),
     "slow": (event_slow, (2,), ("ll 0", "ht 0")),
     "strangers": (event_strangers, (1, 2), ("ll 1", "ht 1")),
