@@ -38,11 +38,13 @@ void ended_text(const struct epx_group *group, int phase, int rank, char *text, 
 
 /* ---- News, from the thread of liveness.c ------------------------------------------------------------------------- */
 
+/* Behind the record: pairs with ended_fd(), which looks for it behind the descriptor. */
 static void make_readable(const struct epx_group *group)
 {
+    const int fd = __atomic_load_n(&group->error_fd, __ATOMIC_SEQ_CST);
     const uint64_t one = 1;
 
-    if (group->error_fd >= 0 && write(group->error_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
+    if (fd >= 0 && write(fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
         log_line(LOG_WARN, "rank %d: epx_group_error_fd: %s", group->rank, strerror(errno));
 }
 
@@ -229,8 +231,8 @@ epx_status ended_fd(struct epx_group *group, int *fd)
 
         if (made < 0)
             return fail_errno(EPX_ERR_SYSTEM, "epx_group_error_fd: cannot create an eventfd");
-        __atomic_store_n(&group->error_fd, made, __ATOMIC_RELEASE);
-        if (error_read(group, &info) != EPX_OK)
+        __atomic_store_n(&group->error_fd, made, __ATOMIC_SEQ_CST);
+        if (error_read(group, &info) != EPX_OK || abort_word(group))
             make_readable(group);
     }
     *fd = group->error_fd;

@@ -2,10 +2,10 @@
 /*
  * What a group does when the process of one of its ranks has ended, or a machine does not reply (liveness.h):
  *
- *   without masks, or high throughput alone   abort words of the node and the own one: what runs ends, and the next call
- *   with masks                                group_dev.ended: low latency masks the rank when it waits for it, and high
- *                                             throughput ends (wait_failed() in kernel/wait_word.h)
- *   always                                    an error for epx_group_error(), and epx_group_error_fd() is readable
+ *   without masks, or high throughput alone   abort words of the node and the own one: what runs ends
+ *   with masks                                group_dev.ended: low latency masks the rank when it waits for it,
+ *                                             and high throughput ends (wait_failed() in kernel/wait_word.h)
+ *   always                                    an error for epx_group_error(); epx_group_error_fd() is readable
  *
  * A recovery learns of it by itself; what comes meanwhile is taken after it.
  */

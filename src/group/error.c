@@ -299,12 +299,7 @@ void error_record_net(struct epx_group *group, int status, int peer, int64_t exp
 
 void error_record_ended(struct epx_group *group, int phase, int peer)
 {
-    struct error_record *e = &group->net_error;
-
     record(group, EPX_ERR_PEER, phase, peer, 0, 0, "");
-    /* The network may have lost it first, and only suspected it. Acquire: pairs with the release in record(). */
-    if (__atomic_load_n(&e->state, __ATOMIC_ACQUIRE) == ERROR_SET && e->status == EPX_ERR_PEER && e->peer == peer)
-        __atomic_store_n(&e->phase, phase, __ATOMIC_RELAXED);
 }
 
 /* The records first: whoever claims one afterwards finds it empty. */

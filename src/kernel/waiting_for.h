@@ -61,8 +61,8 @@ KFN_STEP int has_gone(const struct group_dev *g, int rank)
     return !g->heap[rank] && ALARM_CAUSE((uint32_t)ag_look(reply_word(g, rank))) == ALARM_GOODBYE;
 }
 
-/* With masks: the host has found that this rank has ended or is unreachable (group/ended.h), or the network has lost it,
- * of another node. */
+/* With masks: the host has found that this rank has ended or is unreachable (group/ended.h), or the network has lost
+ * it, of another node. */
 KFN int is_lost(struct agent *ag, const struct group_dev *g, int peer)
 {
     if (peer < 0)

@@ -135,7 +135,8 @@ static void alarms_hold_culprit_and_cause_and_are_told_from_counters(void **stat
         assert_int_equal(immediate_alarm(immediate_pack(4095, COUNTER(kind, 63), IMMEDIATE_MAX_COUNT)), ALARM_NONE);
 }
 
-/* Everything that the word of an abort says reaches other nodes, but for the phase of what is neither a timeout nor an end. */
+/* Everything that the word of an abort says reaches other nodes, but for the phase of what is neither a timeout nor an
+ * end. */
 static void an_abort_word_survives_its_alarm(void **state)
 {
     (void)state;
