@@ -252,7 +252,11 @@ class Group(HandleOwner, HeapOwner):
     def _finish_at_exit(self) -> None:
         """Like _finish(), for a process that exits. Queued work that waits for other ranks gets one second; after that
         the group is not destroyed, and the operating system frees it. Destroying is worth this wait because between
-        nodes it delivers the last writes."""
+        nodes it delivers the last writes. Nor is it destroyed where an exception ends the program: the other ranks,
+        which may wait for this one, are told that it has ended."""
+        if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
+            self._address, self._why = None, "was abandoned when an exception ended Python"
+            return
         limit = time.monotonic() + _MOMENT_S
         while self._lib.epx_stream_query(self.address, None) == Status.NOT_READY:
             if time.monotonic() > limit:

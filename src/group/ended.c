@@ -114,13 +114,21 @@ static int is_of_this_host(const struct epx_group *group, int r)
     return memcmp(group->hosts[r], group->hosts[group->rank], sizeof(group->hosts[r])) == 0;
 }
 
+/* Connections of one machine, in the place of pidfds, are between processes that all lack these. */
+static int needs_links(struct epx_group *group)
+{
+    if (group->joining)
+        group->without_pidfd = !liveness_has_pidfd();
+    return group->nnodes > 1 || group->fabric || group->without_pidfd;
+}
+
 epx_status ended_open(struct epx_group *group, struct liveness_card *card)
 {
     struct liveness_options o = {
         .rank = group->rank,
         .nranks = group->nranks,
         .incarnation = group->joining ? membership_incarnation(group->membership, group->rank) : 0,
-        .links = group->nnodes > 1 || group->fabric || group->without_pidfd,
+        .links = needs_links(group),
         .one_host = group->nnodes == 1 && !group->fabric, /* nodes of one machine may have networks of their own */
         .key = handshake_key(group),
         .silence_ms = silence_ms(group),
