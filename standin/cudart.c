@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "util/descriptor.h"
 #include "util/env.h"
 
 enum { ALIGNMENT = 256 };
@@ -126,7 +127,7 @@ static size_t available_bytes(void)
 {
     const long pages = sysconf(_SC_AVPHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     size_t bytes = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : 0;
-    FILE *file = fopen("/proc/meminfo", "re");
+    FILE *file = fd_open_file("/proc/meminfo");
     unsigned long long kib;
     char line[256];
 

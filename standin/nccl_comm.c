@@ -19,6 +19,7 @@
 #include "boot/interface.h"
 #include "boot/allgather.h"
 #include "util/clock.h"
+#include "util/descriptor.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/status.h"
@@ -61,7 +62,7 @@ static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
 static uint64_t draw(void)
 {
     uint64_t value = 0;
-    const int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    const int fd = fd_own(open("/dev/urandom", O_RDONLY | O_CLOEXEC));
     const ssize_t got = fd >= 0 ? read(fd, &value, sizeof(value)) : 0;
 
     if (fd >= 0)
@@ -74,7 +75,7 @@ static int free_port(void)
 {
     struct sockaddr_in at = {.sin_family = AF_INET};
     socklen_t length = sizeof(at);
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int fd = fd_own(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     int port = -1;
 
     if (fd < 0)

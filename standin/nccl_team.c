@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "standin/standin.h"
+#include "util/descriptor.h"
 #include "util/env.h"
 
 /* Equal where ranks may map each other's memory: as the CPU device says it (device/cpu/device.c). */
@@ -27,7 +28,7 @@ static uint64_t inode_of(const char *path)
 static struct machine this_machine(void)
 {
     struct machine machine = {.user = (int32_t)geteuid()};
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    FILE *file = fd_open_file("/proc/sys/kernel/random/boot_id");
 
     if (!file || !fgets(machine.boot, sizeof(machine.boot), file))
         snprintf(machine.boot, sizeof(machine.boot), "unknown");

@@ -2,14 +2,17 @@
 #include <stdio.h>
 
 #include "ep_bench.h"
+#include "util/descriptor.h"
 
 int main(int argc, char **argv)
 {
     struct options o;
     struct bench b;
     struct times times;
-    int result = options_read(&o, argc, argv);
+    int result;
 
+    fd_hold_standard();
+    result = options_read(&o, argc, argv);
     if (result != EXIT_GOOD)
         return result < 0 ? EXIT_GOOD : result;
     world_open();

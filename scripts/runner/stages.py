@@ -119,7 +119,7 @@ def layers(run):
 
 
 def noexit(run):
-    """nothing in the library ends the process"""
+    """nothing in the library ends the process or takes its descriptors 0 to 2"""
     run.check("noexit", ["scripts/check_no_exit.sh"])
 
 

@@ -11,6 +11,7 @@
 
 #include "boot/launcher.h"
 #include "boot/rendezvous.h"
+#include "util/descriptor.h"
 #include "util/env.h"
 #include "util/status.h"
 
@@ -66,6 +67,7 @@ epx_status interface_addresses(const char *spec, struct endpoint *out, int limit
     struct ifaddrs *list;
 
     *count = 0;
+    fd_hold_standard();
     if (getifaddrs(&list))
         return fail_errno(EPX_ERR_SYSTEM, "EPX_SOCKET_IFNAME is \"%s\", but the interfaces cannot be listed", spec);
     for (struct ifaddrs *at = list; at; at = at->ifa_next) {
@@ -91,7 +93,7 @@ epx_status interface_addresses(const char *spec, struct endpoint *out, int limit
 int interface_towards(const struct endpoint *to, struct endpoint *from)
 {
     struct endpoint at = *to;
-    int fd = socket(at.address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), failed;
+    int fd = fd_own(socket(at.address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0)), failed;
 
     if (fd < 0)
         return -1;

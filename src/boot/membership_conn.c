@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "util/descriptor.h"
 #include "util/pause.h"
 #include "util/status.h"
 
@@ -219,7 +220,7 @@ void membership_set_process(struct membership *m, int rank, int64_t pid)
     forget_process(m, rank);
 #ifdef SYS_pidfd_open
     if (pid > 0 && pid != (int64_t)getpid())
-        m->processes[rank] = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+        m->processes[rank] = fd_own((int)syscall(SYS_pidfd_open, (pid_t)pid, 0));
 #endif
 }
 

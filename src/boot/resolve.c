@@ -10,6 +10,7 @@
 #include <strings.h>
 #include <time.h>
 
+#include "util/descriptor.h"
 #include "util/status.h"
 
 enum { HOST_BYTES = 512 };
@@ -28,6 +29,7 @@ static int query(const char *host, int flags, struct addrinfo **list)
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags};
 
+    fd_hold_standard(); /* libraries of name services are opened here, and keep what they open */
     return getaddrinfo(host, NULL, &hints, list);
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "boot/auth.h"
+#include "util/descriptor.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/status.h"
@@ -72,7 +73,7 @@ static epx_status read_file(const char *path, struct secret *secret)
 {
     char text[FILE_MAX];
     struct stat about;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
+    const int fd = fd_own(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)); /* a FIFO must not block */
     ssize_t got = -1;
     epx_status status;
 
@@ -103,7 +104,7 @@ static int make_file(const char *folder, const char *path)
 
     if (snprintf(name, sizeof(name), "%s/.new-XXXXXX", folder) >= (int)sizeof(name) || secret_make(text) != EPX_OK)
         return -1;
-    fd = mkostemp(name, O_CLOEXEC); /* mode 0600 */
+    fd = fd_own(mkostemp(name, O_CLOEXEC)); /* mode 0600 */
     if (fd < 0)
         return -1;
     rc = write(fd, text, sizeof(text) - 1) == (ssize_t)sizeof(text) - 1 ? 0 : -1;

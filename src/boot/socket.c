@@ -12,6 +12,7 @@
 
 #include "boot/fork.h"
 #include "util/clock.h"
+#include "util/descriptor.h"
 
 uint64_t deadline_in(int timeout_ms)
 {
@@ -81,9 +82,14 @@ void socket_set_silence(int fd, int ms)
     set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, ms);
 }
 
+static int open_stream(const struct endpoint *at)
+{
+    return fork_hides(fd_own(socket(at->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)));
+}
+
 int socket_listen(const struct endpoint *at, int backlog)
 {
-    int fd = fork_hides(socket(at->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    int fd = open_stream(at);
 
     if (fd < 0)
         return -1;
@@ -103,7 +109,7 @@ int socket_listen(const struct endpoint *at, int backlog)
 int socket_accept(int listener)
 {
     for (;;) {
-        int fd = fork_hides(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
+        int fd = fork_hides(fd_own(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)));
         if (fd >= 0) {
             tune(fd);
             return fd;
@@ -134,7 +140,7 @@ static int finish_connect(int fd, uint64_t deadline)
 
 int socket_connect_start(const struct endpoint *to)
 {
-    int fd = fork_hides(socket(to->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    int fd = open_stream(to);
 
     if (fd < 0)
         return -1;
@@ -147,7 +153,7 @@ int socket_connect_start(const struct endpoint *to)
 
 int socket_connect(const struct endpoint *to, const struct endpoint *from, uint64_t deadline)
 {
-    int fd = fork_hides(socket(to->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    int fd = open_stream(to);
 
     if (fd < 0)
         return -1;
@@ -239,7 +245,7 @@ int endpoint_is_link_local(const struct endpoint *endpoint)
 int endpoint_is_local(const struct endpoint *endpoint)
 {
     struct endpoint at = *endpoint;
-    int fd = socket(at.address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), local;
+    int fd = fd_own(socket(at.address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0)), local;
 
     if (fd < 0)
         return 0;

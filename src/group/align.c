@@ -18,6 +18,7 @@
 
 #include "group/handshake.h"
 #include "util/clock.h"
+#include "util/descriptor.h"
 #include "util/runtime.h"
 #include "util/status.h"
 #include "util/trace.h"
@@ -33,7 +34,7 @@ struct clock_message {
 static void describe_clock(char *text, size_t bytes)
 {
     char boot[40] = "", space[32] = "";
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    FILE *file = fd_open_file("/proc/sys/kernel/random/boot_id");
     ssize_t n = readlink("/proc/self/ns/time", space, sizeof(space) - 1);
 
     if (file && !fgets(boot, sizeof(boot), file))

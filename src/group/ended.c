@@ -12,6 +12,7 @@
 #include "group/error.h"
 #include "group/handshake.h"
 #include "group/mask.h"
+#include "util/descriptor.h"
 #include "util/files.h"
 #include "util/log.h"
 #include "util/runtime.h"
@@ -235,7 +236,7 @@ epx_status ended_fd(struct epx_group *group, int *fd)
     epx_error_info info;
 
     if (group->error_fd < 0) {
-        const int made = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        const int made = fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 
         if (made < 0)
             return fail_errno(EPX_ERR_SYSTEM, "epx_group_error_fd: cannot create an eventfd");

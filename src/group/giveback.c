@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "util/descriptor.h"
 #include "util/log.h"
 #include "util/pause.h"
 #include "util/status.h"
@@ -80,7 +81,7 @@ struct ledger_address ledger_address(const struct ledger *ledger)
 static int open_process(int64_t pid)
 {
 #ifdef SYS_pidfd_open
-    return pid == (int64_t)getpid() ? -1 : (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+    return pid == (int64_t)getpid() ? -1 : fd_own((int)syscall(SYS_pidfd_open, (pid_t)pid, 0));
 #else
     (void)pid;
     return -1;

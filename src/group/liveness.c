@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "util/clock.h"
+#include "util/descriptor.h"
 #include "util/log.h"
 #include "util/pause.h"
 #include "util/status.h"
@@ -48,7 +49,7 @@ static void wake(void)
 static int open_process(int64_t pid)
 {
 #ifdef SYS_pidfd_open
-    return (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+    return fd_own((int)syscall(SYS_pidfd_open, (pid_t)pid, 0));
 #else
     (void)pid;
     errno = ENOSYS;
@@ -312,7 +313,7 @@ static epx_status open_wake(void)
     static int at_exits;
 
     if (!watcher.wake_fd)
-        watcher.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        watcher.wake_fd = fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (watcher.wake_fd < 0) {
         watcher.wake_fd = 0;
         return fail_errno(EPX_ERR_SYSTEM, "cannot create an eventfd");

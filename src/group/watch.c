@@ -11,6 +11,7 @@
 
 #include "group/abort.h"
 #include "util/clock.h"
+#include "util/descriptor.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/runtime.h"
@@ -54,7 +55,7 @@ static struct watch *map_page(struct epx_group *group, size_t bytes)
     snprintf(group->watch_path, sizeof(group->watch_path), WATCH_FOLDER "/epx-top-%ld-%ld-%d", (long)getuid(),
              (long)getpid(), number);
     unlink(made); /* of a process that had this number */
-    group->watch_fd = open(made, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    group->watch_fd = fd_own(open(made, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (group->watch_fd < 0)
         return NULL;
     if (fcntl(group->watch_fd, F_SETLK, &lock) == 0 && posix_fallocate(group->watch_fd, 0, (off_t)bytes) == 0 &&
@@ -72,7 +73,7 @@ static struct watch *map_page(struct epx_group *group, size_t bytes)
 static void remove_if_left(int folder, const char *name)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    const int fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    const int fd = fd_own(openat(folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
     struct stat file;
 
     if (fd < 0)
@@ -85,7 +86,7 @@ static void remove_if_left(int folder, const char *name)
 /* Pages of this process are left alone: closing one of them would end its lock. */
 static void sweep(void)
 {
-    DIR *folder = opendir(WATCH_FOLDER);
+    DIR *folder = fd_open_folder(WATCH_FOLDER);
     char mine[48], own[64];
 
     if (!folder)

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "net/net.h"
+#include "util/descriptor.h"
 #include "util/status.h"
 
 /* Puts to one peer that were accepted and have not completed. */
@@ -54,7 +55,7 @@ static epx_status null_open(const struct net_options *options, struct net **net)
         return fail(EPX_ERR_MEMORY, "null network: no memory for %zu bytes", sizeof(*null));
     null->base.ops = &net_null_ops;
     null->nranks = options->nranks;
-    null->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    null->fd = fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     null->peers = calloc((size_t)options->nranks, sizeof(*null->peers));
     null->waiting = calloc((size_t)options->nranks, sizeof(*null->waiting));
     if (null->fd < 0 || !null->peers || !null->waiting) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/topology.h"
+#include "util/descriptor.h"
 
 #include <ctype.h>
 #include <limits.h>
@@ -23,7 +24,7 @@ static int numa_node(const char *path)
     int node = -1;
 
     snprintf(file, sizeof(file), "%s/numa_node", path);
-    in = fopen(file, "r");
+    in = fd_open_file(file);
     if (in && fscanf(in, "%d", &node) != 1)
         node = -1;
     if (in)

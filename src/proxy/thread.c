@@ -31,6 +31,7 @@
 #include "device/cpu/cpu.h"
 #include "proxy/internal.h"
 #include "util/clock.h"
+#include "util/descriptor.h"
 #include "util/log.h"
 #include "util/runtime.h"
 #include "util/status.h"
@@ -167,14 +168,8 @@ void thread_loop(struct proxy_thread *t)
 
 epx_status thread_open(struct proxy_thread *t)
 {
-    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    const int fd = fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); /* 0 means none in a doorbell */
 
-    if (fd >= 0 && fd < 3) { /* 0 means none in a doorbell */
-        int high = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-
-        close(fd);
-        fd = high;
-    }
     if (fd < 0)
         return fail_errno(EPX_ERR_SYSTEM, "proxy %d: cannot create an eventfd", t->index);
     t->wake_fd = fd;

@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "util/descriptor.h"
+
 /* Without /proc: as many as the process may have, one by one. */
 static void each_possible(void (*fn)(int fd, void *arg), void *arg)
 {
@@ -26,7 +28,7 @@ static void each_possible(void (*fn)(int fd, void *arg), void *arg)
 void cloexec_each(void (*fn)(int fd, void *arg), void *arg)
 {
     const int saved = errno;
-    DIR *folder = opendir("/proc/self/fd");
+    DIR *folder = fd_open_folder("/proc/self/fd");
     const struct dirent *entry;
 
     if (!folder)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "util/core_wait.h"
+#include "util/descriptor.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +13,7 @@ static void read_line(int tid, const char *name, char *line, int bytes)
 
     line[0] = 0;
     snprintf(path, sizeof(path), "/proc/self/task/%d/%s", tid, name);
-    file = fopen(path, "re");
+    file = fd_open_file(path);
     if (!file)
         return;
     if (!fgets(line, bytes, file))

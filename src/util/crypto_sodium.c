@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "util/crypto_library.h"
+#include "util/descriptor.h"
 
 typedef unsigned long long length;
 
@@ -22,6 +23,7 @@ void *crypto_dlopen(const char *const *names)
 {
     void *handle = NULL;
 
+    fd_hold_standard();
     for (; *names && !handle; names++)
         handle = dlopen(*names, RTLD_LAZY | RTLD_LOCAL);
     return handle;

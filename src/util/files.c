@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/resource.h>
 
+#include "util/descriptor.h"
 #include "util/log.h"
 #include "util/status.h"
 
@@ -12,7 +13,7 @@ enum { SPARE = 64 /* for the program itself while the ranks meet */, UNKNOWN = 6
 
 static int open_files(void)
 {
-    DIR *folder = opendir("/proc/self/fd");
+    DIR *folder = fd_open_folder("/proc/self/fd");
     int count = 0;
 
     if (!folder)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "util/clock.h"
+#include "util/descriptor.h"
 #include "util/log.h"
 
 enum { VENDORS_MAX = 256 };
@@ -170,6 +171,7 @@ void sigactions_save(struct sigactions *s)
 {
     const int saved = errno;
 
+    fd_hold_standard(); /* what a vendor library opens is not one of them either */
     s->count = 0;
     s->loads = 0;
     dl_iterate_phdr(list_object, s);

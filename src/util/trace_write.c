@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "util/clock.h"
+#include "util/descriptor.h"
 #include "util/log.h"
 #include "util/trace_internal.h"
 
@@ -197,7 +198,7 @@ static int lock_file(int fd)
 /* The file at the place where events go, locked; -1 with errno set. */
 static int open_file(struct writer *w)
 {
-    const int fd = open(trace_state.path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    const int fd = fd_own(open(trace_state.path, O_RDWR | O_CREAT | O_CLOEXEC, 0666));
     struct stat st;
 
     w->to = fd >= 0 ? fdopen(fd, "r+") : NULL;

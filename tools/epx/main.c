@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "epx/epx.h"
 #include "options.h"
+#include "util/descriptor.h"
 #include "util/env.h"
 
 static int cmd_help(int argc, char **argv);
@@ -144,6 +145,7 @@ int main(int argc, char **argv)
 {
     const struct command *command;
 
+    fd_hold_standard();
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;

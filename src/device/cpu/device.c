@@ -11,6 +11,7 @@
 
 #include "device/arrivals.h"
 #include "device/cpu/cpu.h"
+#include "util/descriptor.h"
 #include "util/status.h"
 
 static epx_status cpu_open(int index, struct device **device)
@@ -49,7 +50,7 @@ EPX_STATIC_ASSERT(sizeof(struct identity) == 64, "travels through the bootstrap"
 static epx_status read_boot_id(char boot[36])
 {
     static const char path[] = "/proc/sys/kernel/random/boot_id";
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = fd_own(open(path, O_RDONLY | O_CLOEXEC));
     ssize_t got;
 
     if (fd < 0)

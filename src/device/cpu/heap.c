@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "device/cpu/cpu.h"
+#include "util/descriptor.h"
 #include "util/status.h"
 
 /*
@@ -133,7 +134,7 @@ static epx_status heap_file(uint64_t bytes, int *fd, struct stat *st)
 
     if (status != EPX_OK)
         return status;
-    *fd = memfd_create("epx-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    *fd = fd_own(memfd_create("epx-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (*fd < 0)
         return fail_errno(EPX_ERR_SYSTEM, "cpu heap: memfd_create");
     if (ftruncate(*fd, (off_t)bytes) != 0) {
@@ -227,7 +228,7 @@ static epx_status open_peer_file(const struct heap_export *peer, int *fd)
     char path[64];
 
     snprintf(path, sizeof(path), "/proc/%" PRId64 "/fd/%" PRId64, peer->pid, peer->token);
-    *fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    *fd = fd_own(open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK));
     if (*fd >= 0)
         return EPX_OK;
     if (errno == EACCES || errno == EPERM)

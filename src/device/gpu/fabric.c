@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device/gpu/fabric.h"
+#include "util/descriptor.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -291,10 +292,10 @@ int fabric_heap_is_mapped(const struct heap_export *peer)
 /* Another process of this host may hand out its descriptors to those that might trace it. */
 static epx_status fetch_file(const struct heap_export *peer, const struct fabric_export *export, int *fd)
 {
-    int number, process = (int)syscall(SYS_pidfd_open, (pid_t)peer->pid, 0);
+    int number, process = fd_own((int)syscall(SYS_pidfd_open, (pid_t)peer->pid, 0));
 
     memcpy(&number, export->handle, sizeof(number));
-    *fd = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, number, 0);
+    *fd = process < 0 ? -1 : fd_own((int)syscall(SYS_pidfd_getfd, process, number, 0));
     if (*fd < 0) {
         const int error = errno;
 

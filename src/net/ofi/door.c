@@ -19,6 +19,7 @@
 #include <sys/socket.h>
 
 #include "boot/fork.h"
+#include "util/descriptor.h"
 #include "util/log.h"
 
 enum { LOW_DESCRIPTORS = 128 };
@@ -56,7 +57,7 @@ static int find_listener(int port)
     for (int fd = 0; fd < LOW_DESCRIPTORS; fd++)
         if (listens_at(fd, port))
             return fd;
-    folder = opendir("/proc/self/fd");
+    folder = fd_open_folder("/proc/self/fd");
     while (folder && found < 0 && (entry = readdir(folder))) {
         char *end;
         const long fd = strtol(entry->d_name, &end, 10);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/ofi/ofi.h"
+#include "util/descriptor.h"
 
 #if EPX_HAVE_OFI
 
@@ -33,7 +34,7 @@ static int ask(struct ofi_net *n, struct ofi_peer *p)
 
     if (fi_av_lookup(n->av, p->address, &address, &bytes) || bytes > sizeof(address))
         return 0;
-    fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    fd = fd_own(socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (fd < 0)
         return 0;
     p->reach_fd = fd + 1;

@@ -32,6 +32,7 @@
 #include "boot/fork.h"
 #include "util/clock.h"
 #include "util/cloexec.h"
+#include "util/descriptor.h"
 #include "util/log.h"
 
 /* Between two looks for strangers: a tenth of the deadline, within these. A rank of a busy machine connects, and says
@@ -135,7 +136,7 @@ void ofi_close_on_exec(struct ofi_net *n)
 static struct links find_links(void)
 {
     struct links links = {0};
-    DIR *folder = opendir("/proc/self/fd");
+    DIR *folder = fd_open_folder("/proc/self/fd");
     const struct dirent *entry;
 
     links.failed = !folder;

@@ -14,6 +14,7 @@
  * epoll descriptor, or the signal cannot be recognised, cq_fd is used as it is.
  */
 #include "net/ofi/ofi.h"
+#include "util/descriptor.h"
 
 #if EPX_HAVE_OFI
 
@@ -44,7 +45,7 @@ void ofi_wait_open(struct ofi_net *n)
     n->wait_fd = n->cq_fd;
     if (find_signal_entry(n))
         return;
-    fd = epoll_create1(EPOLL_CLOEXEC);
+    fd = fd_own(epoll_create1(EPOLL_CLOEXEC));
     if (fd < 0)
         return;
     if (epoll_ctl(fd, EPOLL_CTL_ADD, n->cq_fd, &watch))

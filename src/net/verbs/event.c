@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "util/clock.h"
+#include "util/descriptor.h"
 #include "util/log.h"
 #include "util/status.h"
 
@@ -30,7 +31,7 @@ epx_status verbs_event_open(struct verbs_net *net)
     net->channel = net->lib->create_comp_channel(net->context);
     if (!net->channel)
         return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: cannot create a completion channel", net->card.device);
-    net->wait_fd = epoll_create1(EPOLL_CLOEXEC);
+    net->wait_fd = fd_own(epoll_create1(EPOLL_CLOEXEC));
     if (net->wait_fd < 0 || watch(net->wait_fd, net->channel->fd) || watch(net->wait_fd, net->context->async_fd))
         return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: cannot wait for its events", net->card.device);
     return EPX_OK;
