@@ -25,13 +25,13 @@ static uint64_t inode_of(const char *path)
     return stat(path, &info) ? 0 : (uint64_t)info.st_ino;
 }
 
-static struct machine this_machine(void)
+static struct machine this_machine(int rank)
 {
     struct machine machine = {.user = (int32_t)geteuid()};
     FILE *file = fd_open_file("/proc/sys/kernel/random/boot_id");
 
     if (!file || !fgets(machine.boot, sizeof(machine.boot), file))
-        snprintf(machine.boot, sizeof(machine.boot), "unknown");
+        snprintf(machine.boot, sizeof(machine.boot), "rank %d", rank); /* not known: as another machine's */
     if (file)
         fclose(file);
     machine.pid_namespace = inode_of("/proc/self/ns/pid");
@@ -65,7 +65,7 @@ static void count_teams(struct ncclComm *comm, const struct machine *all)
 
 ncclResult_t comm_find_teams(struct ncclComm *comm)
 {
-    const struct machine mine = this_machine();
+    const struct machine mine = this_machine(comm->rank);
     struct machine *all = calloc((size_t)comm->nranks, sizeof(*all));
     int rc;
 

@@ -31,7 +31,7 @@ struct clock_message {
 };
 
 /* The kernel's identity and the time namespace. */
-static void describe_clock(char *text, size_t bytes)
+static void describe_clock(int rank, char *text, size_t bytes)
 {
     char boot[40] = "", space[32] = "";
     FILE *file = fd_open_file("/proc/sys/kernel/random/boot_id");
@@ -42,7 +42,10 @@ static void describe_clock(char *text, size_t bytes)
     if (file)
         fclose(file);
     space[n > 0 ? n : 0] = 0;
-    snprintf(text, bytes, "%.36s %s", boot, space);
+    if (boot[0])
+        snprintf(text, bytes, "%.36s %s", boot, space);
+    else /* not known: as another machine's */
+        snprintf(text, bytes, "rank %d", rank);
 }
 
 static epx_status measure(struct epx_group *group, struct clock_message *all, int64_t *low, int64_t *high)
@@ -50,7 +53,7 @@ static epx_status measure(struct epx_group *group, struct clock_message *all, in
     struct clock_message own = {0};
     epx_status status = EPX_OK;
 
-    describe_clock(own.machine, sizeof(own.machine));
+    describe_clock(group->rank, own.machine, sizeof(own.machine));
     *low = INT64_MIN;
     *high = INT64_MAX;
     for (int i = 0; i <= ROUNDS && status == EPX_OK; i++) {
@@ -79,7 +82,7 @@ epx_status align_clocks(struct epx_group *group)
     static_assert(sizeof(*all) <= HANDSHAKE_ROOM, "of one rank");
     all = handshake_room(group);
     status = measure(group, all, &low, &high);
-    describe_clock(machine, sizeof(machine));
+    describe_clock(group->rank, machine, sizeof(machine));
     if (status == EPX_OK && strcmp(machine, all[0].machine) != 0)
         trace_align(low / 2 + high / 2, (uint64_t)(high - low) / 2);
     return status;

@@ -259,7 +259,7 @@ static int all_have_told(const struct ofi_net *n)
 
 static int is_suspect(const struct ofi_net *n, uint32_t mark)
 {
-    for (int i = 0; i < n->nsuspects; i++)
+    for (int i = 0; mark != OFI_SOURCE && i < n->nsuspects; i++)
         if (n->suspects[i] == mark)
             return 1;
     return 0;

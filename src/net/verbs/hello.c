@@ -52,13 +52,15 @@ struct hello { /* little endian */
 _Static_assert(sizeof(struct hello) == 56, "crosses the wire");
 _Static_assert(GRH_BYTES + sizeof(struct hello) <= HELLO_BYTES, "fits a receive buffer");
 
-static void make_mac(const struct verbs_net *net, const struct hello *hello, uint8_t mac[16])
+/* 0, or -1: it cannot be computed. */
+static int make_mac(const struct verbs_net *net, const struct hello *hello, uint8_t mac[16])
 {
     uint8_t all[CRYPTO_KEY] = {0};
 
     if (net->has_key && auth_derive(net->key, "hello of a queue pair", hello, offsetof(struct hello, mac), all))
-        memset(all, 0, sizeof(all));
+        return -1;
     memcpy(mac, all, 16);
+    return 0;
 }
 
 /* ---- The datagram queue pair ---------------------------------------------------------------------------------- */
@@ -165,7 +167,10 @@ static void send_hello(struct verbs_net *net, int peer)
 
     if (rc->hello_sending >= HELLO_SENDS)
         return;
-    make_mac(net, &hello, hello.mac);
+    if (make_mac(net, &hello, hello.mac)) {
+        verbs_break(net, EIO, "the proof of a hello cannot be computed");
+        return;
+    }
     memcpy(memory, &hello, sizeof(hello));
     if (ibv_post_send(rc->ud, &wr, &bad)) {
         verbs_break(net, EIO, "the datagram queue pair takes no hello");
@@ -272,8 +277,7 @@ static int check(const struct verbs_net *net, const struct hello *hello)
         return -1;
     if (!net->peers[hello->rank].known || net->peers[hello->rank].address.token != hello->from)
         return -1;
-    make_mac(net, hello, mac);
-    if (!crypto_equal(mac, hello->mac, sizeof(mac)))
+    if (make_mac(net, hello, mac) || !crypto_equal(mac, hello->mac, sizeof(mac)))
         return -1;
     return (int)hello->rank;
 }

@@ -183,10 +183,10 @@ struct verbs_pair *rc_pair(struct verbs_net *net, int peer)
         verbs_peer_lost(net, peer, ENOMEM, "no memory for a pair");
         return NULL;
     }
-    if (getrandom(&pair->psn, sizeof(pair->psn), 0) < 0)
-        pair->psn = (uint32_t)net->token;
+    error = getrandom(&pair->psn, sizeof(pair->psn), 0) == (ssize_t)sizeof(pair->psn) ? 0 : EIO;
     pair->psn &= 0xffffff;
-    error = create_qp(net, peer, pair);
+    if (!error)
+        error = create_qp(net, peer, pair);
     if (!error && !rc_of(net)->srq) {
         pair->receives_due = rc_of(net)->receive_depth;
         error = fill_pair(net, peer, pair);
