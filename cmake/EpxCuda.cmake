@@ -34,7 +34,8 @@ endif()
 
 file(GLOB epx_cuda_sources CONFIGURE_DEPENDS
     ${PROJECT_SOURCE_DIR}/src/device/gpu/*.c ${PROJECT_SOURCE_DIR}/src/device/gpu/*.cu)
-add_library(epx_cuda MODULE ${epx_cuda_sources})
+add_library(epx_cuda MODULE ${epx_cuda_sources} ${epx_build_source})
+add_dependencies(epx_cuda epx_build_number)
 set_target_properties(epx_cuda PROPERTIES
     C_STANDARD 11 C_STANDARD_REQUIRED ON C_VISIBILITY_PRESET hidden
     CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden

@@ -64,7 +64,8 @@ foreach(file ${epx_hip_kernels})
     list(APPEND epx_hip_objects ${object})
 endforeach()
 
-add_library(epx_hip MODULE ${epx_hip_sources} ${epx_hip_objects})
+add_library(epx_hip MODULE ${epx_hip_sources} ${epx_build_source} ${epx_hip_objects})
+add_dependencies(epx_hip epx_build_number)
 set_target_properties(epx_hip PROPERTIES
     C_STANDARD 11 C_STANDARD_REQUIRED ON C_VISIBILITY_PRESET hidden LINKER_LANGUAGE C
     POSITION_INDEPENDENT_CODE ON LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/module.map

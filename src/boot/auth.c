@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "util/build.h"
+
 int auth_derive(const uint8_t key[CRYPTO_KEY], const char *label, const void *context, size_t bytes,
                 uint8_t out[CRYPTO_KEY])
 {
@@ -42,7 +44,8 @@ static int make_mark(const struct auth *auth, const struct auth_greeting *greeti
 
 int auth_start(struct auth *auth, const uint8_t key[CRYPTO_KEY], enum auth_purpose purpose, int server)
 {
-    struct auth_greeting own = {.magic = AUTH_MAGIC, .version = AUTH_VERSION, .purpose = (uint16_t)purpose};
+    struct auth_greeting own = {
+        .magic = AUTH_MAGIC, .version = AUTH_VERSION, .purpose = (uint16_t)purpose, .build = build_number()};
 
     memset(auth, 0, sizeof(*auth));
     memcpy(auth->key, key, CRYPTO_KEY);
@@ -55,9 +58,17 @@ int auth_start(struct auth *auth, const uint8_t key[CRYPTO_KEY], enum auth_purpo
     return 0;
 }
 
-static int understood(const struct auth_greeting *own, const struct auth_greeting *theirs)
+/* Keeps the greeting of another version, too, for its build. */
+static int understood(const struct auth_greeting *own, const struct auth_greeting *theirs, struct auth_greeting *kept)
 {
+    if (theirs->magic == AUTH_MAGIC)
+        *kept = *theirs;
     return theirs->magic == AUTH_MAGIC && theirs->version == own->version && theirs->purpose == own->purpose;
+}
+
+uint64_t auth_build(const struct auth *auth)
+{
+    return (auth->server ? &auth->client_greeting : &auth->server_greeting)->build;
 }
 
 static int make_keys(struct auth *auth)
@@ -70,10 +81,10 @@ enum auth_result auth_take_greeting(struct auth *auth, const struct auth_greetin
 {
     uint8_t expected[AUTH_NONCE];
 
-    if (!understood(&auth->server_greeting, greeting))
-        return AUTH_ALIEN;
-    auth->client_greeting = *greeting;
+    memset(reply, 0, sizeof(*reply));
     reply->greeting = auth->server_greeting;
+    if (!understood(&auth->server_greeting, greeting, &auth->client_greeting))
+        return AUTH_ALIEN;
     if (derive(auth, "server", reply->proof) || make_mark(auth, greeting, expected))
         return AUTH_ALIEN;
     return crypto_equal(expected, greeting->mark, sizeof(expected)) ? AUTH_OK : AUTH_STRANGER;
@@ -83,9 +94,8 @@ enum auth_result auth_take_reply(struct auth *auth, const struct auth_reply *rep
 {
     uint8_t expected[CRYPTO_KEY];
 
-    if (!understood(&auth->client_greeting, &reply->greeting))
+    if (!understood(&auth->client_greeting, &reply->greeting, &auth->server_greeting))
         return AUTH_ALIEN;
-    auth->server_greeting = reply->greeting;
     if (derive(auth, "server", expected) || !crypto_equal(expected, reply->proof, sizeof(expected)))
         return AUTH_STRANGER;
     return derive(auth, "client", proof->proof) || make_keys(auth) ? AUTH_ALIEN : AUTH_OK;

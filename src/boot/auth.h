@@ -4,13 +4,17 @@
  * they seal what they say then. No function here touches a socket.
  *
  *      client (connects)                                server (listens)
- *        | -- GREETING (purpose, nonce, mark) ----------> | the mark is an HMAC of the rest: nobody waits for the proof
+ *        | -- GREETING (build, nonce, mark) ------------> | the mark is an HMAC of the rest: nobody waits for the proof
  *        |                                                | of a client without the key, which is told all the same
  *        | <-------- REPLY (nonce, HMAC "server" of both)- | a client without the key learns 32 bytes of no use
  *        | checks it: nothing more for a server without   |
  *        | -- PROOF (HMAC "client" of both) ------------> | checks it, or closes
  *        | == records ==================================> |
  *        | <================================== records == |
+ *
+ * Greetings, replies and proofs keep their layout in all builds, so that ranks of different ones can say so: each side
+ * has the number of the other's build (util/build.h) in clear, before any proof. It is for messages alone. What refuses
+ * a rank of another build is its hello (wire.h), where nobody else can have set the number.
  *
  *      record:  bytes (4, authenticated) | text, encrypted (bytes) | tag (16)
  *
@@ -26,7 +30,7 @@
 
 enum {
     AUTH_MAGIC = 0x41585045, /* "EPXA" */
-    AUTH_VERSION = 2,
+    AUTH_VERSION = 3,
     AUTH_NONCE = 16,
     AUTH_RECORD = 8192 /* most bytes of text in a record */
 };
@@ -36,16 +40,17 @@ enum auth_purpose { AUTH_RENDEZVOUS = 1, AUTH_MEMBERSHIP = 2, AUTH_TREE = 3 };
 struct auth_greeting {
     uint32_t magic;
     uint16_t version, purpose;
+    uint64_t build;
     uint8_t nonce[AUTH_NONCE];
     uint8_t mark[AUTH_NONCE]; /* client: HMAC of what is before it; server: random too */
 };
-static_assert(sizeof(struct auth_greeting) == 40, "on the wire");
+static_assert(sizeof(struct auth_greeting) == 48, "on the wire");
 
 struct auth_reply {
     struct auth_greeting greeting; /* the server's */
     uint8_t proof[CRYPTO_KEY];
 };
-static_assert(sizeof(struct auth_reply) == 72, "on the wire");
+static_assert(sizeof(struct auth_reply) == 80, "on the wire");
 
 struct auth_proof {
     uint8_t proof[CRYPTO_KEY];
@@ -72,6 +77,8 @@ enum auth_result {
     AUTH_STRANGER /* it does not know the key */
 };
 
+/* The number of the other end's build, if it has sent one that can be read, or 0. */
+uint64_t auth_build(const struct auth *auth);
 /* 0, or -1: no random numbers, or the library failed. */
 int auth_start(struct auth *auth, const uint8_t key[CRYPTO_KEY], enum auth_purpose purpose, int server);
 /* Server: takes a greeting and makes the reply, for a stranger too: it sees by that whose secret is another. */

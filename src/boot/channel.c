@@ -117,7 +117,7 @@ static int take_message(struct channel *channel)
         result = auth_take_greeting(&s->auth, &s->in.greeting, &s->out.reply);
         s->out_bytes = sizeof(s->out.reply);
         expect(channel, CHANNEL_PROOF, sizeof(s->in.proof));
-        if (result == AUTH_STRANGER)
+        if (result == AUTH_STRANGER || (result == AUTH_ALIEN && auth_build(&s->auth)))
             (void)send_message(channel); /* so that it can say why it is not let in */
         break;
     case CHANNEL_REPLY:
@@ -171,6 +171,11 @@ const uint8_t *channel_nonce(const struct channel *channel)
     if (!channel->sealed || channel->state == CHANNEL_GREETING)
         return NULL;
     return channel->sealed->auth.client_greeting.nonce;
+}
+
+uint64_t channel_build(const struct channel *channel)
+{
+    return channel->sealed ? auth_build(&channel->sealed->auth) : 0;
 }
 
 /* ---- Records -------------------------------------------------------------------------------------------------- */

@@ -41,6 +41,9 @@ short channel_blocked_events(const struct channel *channel);
 /* Server: the client's nonce, of AUTH_NONCE bytes. NULL: it has not greeted yet, or not to the end. */
 const uint8_t *channel_nonce(const struct channel *channel);
 
+/* The number of the peer's build by its greeting, which anybody may have sent; 0 = not known. */
+uint64_t channel_build(const struct channel *channel);
+
 /* As transfer_send and transfer_receive, once the handshake is done. An unfinished send is repeated with the same data.
  * EBADMSG: a record was changed on its way. */
 int channel_send(struct channel *channel, struct transfer *transfer);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "util/build.h"
 #include "util/clock.h"
 #include "util/log.h"
 
@@ -99,6 +100,8 @@ static void turn_away(struct lobby *lobby, struct channel *channel)
 
     if (!getpeername(channel->fd, (struct sockaddr *)&from.address, &from.length))
         endpoint_text(&from, lobby->last);
+    if (channel_build(channel) && channel_build(channel) != build_number())
+        lobby->build = channel_build(channel);
     if (!lobby->strangers++)
         log_line(LOG_INFO, "a connection from %s was closed: it did not prove that it knows the secret of this job",
                  lobby->last);

@@ -35,6 +35,7 @@ struct lobby {
     int next;                    /* the place that lobby_next looks at next */
     unsigned strangers;          /* connections that were closed because they did not know the key */
     char last[ENDPOINT_TEXT];    /* where the last of them came from */
+    uint64_t build;              /* of the last of them that said to be another build; 0 = none has */
 };
 
 void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpose);

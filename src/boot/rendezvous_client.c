@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "boot/interface.h"
+#include "util/build.h"
 #include "util/status.h"
 
 enum { PAUSE_MS = 10, PAUSE_MAX_MS = 200 };
@@ -26,8 +27,8 @@ struct client {
     int source_count;
     int round;
     uint64_t deadline;
-    char last[320]; /* result of the last attempt, for the message */
-    char told[320]; /* of the last one that somebody accepted: rank 0 may be gone before this rank's deadline */
+    char last[400]; /* result of the last attempt, for the message */
+    char told[400]; /* of the last one that somebody accepted: rank 0 may be gone before this rank's deadline */
 };
 
 enum outcome { JOINED, RETRY, GIVE_UP };
@@ -74,11 +75,16 @@ static int find_masters(struct client *client)
 
 /* ---- One port ----------------------------------------------------------------------------------------------- */
 
+static int is_only_place(const struct client *client)
+{
+    return client->config->ports == 1 && client->master_count == 1;
+}
+
 /* Where there is one place to ask, there is nothing to hurry for: many ranks may ask rank 0 at once. */
 static uint64_t reply_deadline(const struct client *client)
 {
-    const int only = client->config->ports == 1 && client->master_count == 1;
-    int most = client->round < 4 && !only ? RENDEZVOUS_REPLY_MS << client->round : RENDEZVOUS_REPLY_MAX_MS;
+    int most =
+        client->round < 4 && !is_only_place(client) ? RENDEZVOUS_REPLY_MS << client->round : RENDEZVOUS_REPLY_MAX_MS;
     uint64_t at = deadline_in(most < RENDEZVOUS_REPLY_MAX_MS ? most : RENDEZVOUS_REPLY_MAX_MS);
 
     return at < client->deadline ? at : client->deadline;
@@ -112,21 +118,37 @@ static enum outcome record_errno(struct client *client, const struct endpoint *t
     return record(client, to, what);
 }
 
-/* Both sides prove that they know the secret. Until rank 0 has, it gets 40 random bytes and nothing else. */
-static enum outcome authenticate(struct client *client, struct channel *channel, const struct endpoint *to,
-                                 uint64_t deadline)
+/* It cannot prove anything to this rank. Where rank 0 can be nowhere else, there is nothing to wait for. */
+static enum outcome refuse_build(struct client *client, const struct endpoint *to, uint64_t build, epx_status *status)
 {
-    char what[200];
+    char who[ENDPOINT_TEXT + 16], text[ENDPOINT_TEXT];
+
+    snprintf(who, sizeof(who), "rank 0 at %s", endpoint_text(to, text));
+    *status = build_fail(who, build, "this rank", build_number());
+    return is_only_place(client) ? GIVE_UP : record(client, to, epx_last_error());
+}
+
+/* Both sides prove that they know the secret. Until rank 0 has, it gets the number of this build and random bytes. */
+static enum outcome authenticate(struct client *client, struct channel *channel, const struct endpoint *to,
+                                 uint64_t deadline, epx_status *status)
+{
+    char what[260], other[100] = "", theirs[BUILD_TEXT], own[BUILD_TEXT];
 
     if (!channel_handshake_all(channel, deadline))
         return JOINED;
+    if (errno == EPROTO && channel_build(channel))
+        return refuse_build(client, to, channel_build(channel), status);
     if (errno == EPROTO)
         return record(client, to, "a service other than EPX replied");
     if (errno == ENOTCONN || errno == ECONNRESET)
-        return record(client, to, "connection closed without a proof: not EPX, or it has EPX_SECRET=none");
+        return record(client, to,
+                      "connection closed without a proof: not EPX, an older one, or it has EPX_SECRET=none");
     if (errno != EACCES)
         return record_errno(client, to);
-    snprintf(what, sizeof(what), "EPX replied, but it does not know this rank's secret, which is from %.100s",
+    if (channel_build(channel) != build_number())
+        snprintf(other, sizeof(other), " of another build (%s, this rank has %s)",
+                 build_text(channel_build(channel), theirs), build_text(build_number(), own));
+    snprintf(what, sizeof(what), "EPX%s replied, but it does not know this rank's secret, which is from %.100s", other,
              client->config->key_from);
     return record(client, to, what);
 }
@@ -147,12 +169,15 @@ static enum outcome handshake(struct client *client, struct channel *channel, co
                                .version = WIRE_VERSION,
                                .job = config->job,
                                .rank = config->rank,
-                               .nranks = config->nranks};
+                               .nranks = config->nranks,
+                               .build = build_number()};
     struct wire_frame reply;
     uint64_t deadline = reply_deadline(client);
+    enum outcome outcome;
 
-    if (authenticate(client, channel, to, deadline) != JOINED)
-        return RETRY;
+    outcome = authenticate(client, channel, to, deadline, status);
+    if (outcome != JOINED)
+        return outcome;
     if (channel_send_all(channel, &hello, sizeof(hello), deadline) ||
         channel_receive_all(channel, &reply, sizeof(reply), deadline))
         return no_reply(client, to);

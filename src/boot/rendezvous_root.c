@@ -19,6 +19,7 @@
 
 #include "boot/listen.h"
 #include "boot/lobby.h"
+#include "util/build.h"
 #include "util/files.h"
 #include "util/status.h"
 
@@ -80,12 +81,11 @@ static epx_status reject(struct pending *pending, epx_status status)
 
 epx_status check_hello(const struct wire_hello *hello, int nranks, const unsigned char *present)
 {
-    if (hello->version != WIRE_VERSION)
-        return fail(
-            EPX_ERR_MISMATCH,
-            "a rank uses version %u of the bootstrap protocol, rank 0 version %d: use the same version of EPX on "
-            "all ranks",
-            hello->version, WIRE_VERSION);
+    char who[32];
+
+    snprintf(who, sizeof(who), "rank %d", hello->rank);
+    if (hello->build != build_number())
+        return build_fail(who, hello->build, "rank 0", build_number());
     if (hello->nranks != nranks)
         return fail(EPX_ERR_MISMATCH, "rank %d has WORLD_SIZE %d, rank 0 has %d", hello->rank, hello->nranks, nranks);
     if (hello->rank < 1 || hello->rank >= nranks)
@@ -212,19 +212,30 @@ static epx_status drop_stale(struct root *root)
 
 /* ---- The rendezvous ----------------------------------------------------------------------------------------- */
 
+static const char *other_build(const struct lobby *lobby, char text[100])
+{
+    char theirs[BUILD_TEXT], own[BUILD_TEXT];
+
+    text[0] = 0;
+    if (lobby->build)
+        snprintf(text, 100, "; one was build %s of EPX, rank 0 is %s", build_text(lobby->build, theirs),
+                 build_text(build_number(), own));
+    return text;
+}
+
 /* Those who have said nothing until now, or not what rank 0 has waited for, may be ranks without a secret. */
 static epx_status timed_out(const struct root *root)
 {
     const unsigned unknown = root->lobby.strangers + (unsigned)lobby_count(&root->lobby);
-    char absent[128], strangers[200] = "";
+    char absent[128], build[100], strangers[300] = "";
 
     absent_ranks(root->present, root->config->nranks, absent, sizeof(absent));
     if (!root->config->key && root->greetings)
         snprintf(strangers, sizeof(strangers), "; %u connections came with a secret, and rank 0 has EPX_SECRET=none",
                  root->greetings);
     else if (root->config->key && unknown)
-        snprintf(strangers, sizeof(strangers), "; %u connections did not know rank 0's secret, which is from %.100s",
-                 unknown, root->config->key_from);
+        snprintf(strangers, sizeof(strangers), "; %u connections did not know rank 0's secret, which is from %.100s%s",
+                 unknown, root->config->key_from, other_build(&root->lobby, build));
     return fail(EPX_ERR_TIMEOUT, "%s did not connect within %d ms (rank 0 listens at %s%s)", absent,
                 root->config->timeout_ms, root->listeners.text, strangers);
 }

@@ -4,12 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "util/build.h"
 #include "util/status.h"
 
 static const char prefix[] = "epx-ticket-1:";
 
 enum {
-    HEAD = 4 * 4 + 8 + CRYPTO_KEY,
+    HEAD = 3 * 4 + 2 * 8 + CRYPTO_KEY,
     DOOR_MAX = 4 + 1 + (int)sizeof(((struct conn_address *)0)->data),
     MOST = HEAD + TICKET_DOORS * DOOR_MAX + 4
 };
@@ -58,7 +59,7 @@ epx_status ticket_write(const struct ticket *t, char *text, size_t bytes)
     struct bytes b = {.count = 0};
     size_t at = sizeof(prefix) - 1;
 
-    put(&b, t->version, 4);
+    put(&b, t->build, 8);
     put(&b, t->flags, 4);
     put(&b, (uint32_t)t->nranks, 4);
     put(&b, (uint32_t)t->ndoors, 4);
@@ -129,10 +130,9 @@ epx_status ticket_read(const char *text, struct ticket *t)
             checksum(b.data, b.count) != (b.data[b.count] | (uint32_t)b.data[b.count + 1] << 8 |
                                           (uint32_t)b.data[b.count + 2] << 16 | (uint32_t)b.data[b.count + 3] << 24);
     }
-    t->version = (uint32_t)get(&b, 4);
-    if (!b.bad && t->version != EPX_VERSION_CODE)
-        return fail(EPX_ERR_MISMATCH, "epx_group_join: the ticket is of version %u of EPX, this process has %d",
-                    t->version, EPX_VERSION_CODE);
+    t->build = get(&b, 8);
+    if (!b.bad && t->build != build_number())
+        return build_fail("epx_group_join: the group of the ticket", t->build, "this process", build_number());
     t->flags = (uint32_t)get(&b, 4);
     t->nranks = (int32_t)get(&b, 4);
     t->ndoors = (int32_t)get(&b, 4);

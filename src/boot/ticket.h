@@ -19,7 +19,7 @@ enum ticket_flags {
 };
 
 struct ticket {
-    uint32_t version; /* EPX_VERSION_CODE */
+    uint64_t build; /* util/build.h */
     uint32_t flags;
     int32_t nranks, ndoors;
     uint64_t token;           /* of the membership */
@@ -32,7 +32,7 @@ struct ticket {
 
 /* EPX_ERR_ARGUMENT: `bytes` are too few. */
 epx_status ticket_write(const struct ticket *ticket, char *text, size_t bytes);
-/* EPX_ERR_ARGUMENT, or EPX_ERR_MISMATCH for a ticket of another version. */
+/* EPX_ERR_ARGUMENT, or EPX_ERR_MISMATCH for a ticket of another build. */
 epx_status ticket_read(const char *text, struct ticket *ticket);
 
 #endif

@@ -8,6 +8,7 @@
 #include "boot/conn.h"
 #include "boot/lobby.h"
 #include "boot/tree.h"
+#include "util/build.h"
 #include "util/log.h"
 #include "util/status.h"
 
@@ -65,7 +66,7 @@ static int is_child(const struct relay *relay, const struct wire_hello *hello)
 {
     const struct rendezvous_config *config = relay->config;
 
-    if (hello->magic != WIRE_HELLO_MAGIC || hello->version != WIRE_VERSION || hello->job != config->job ||
+    if (hello->magic != WIRE_HELLO_MAGIC || hello->build != build_number() || hello->job != config->job ||
         hello->nranks != config->nranks || hello->rank <= config->rank || hello->rank >= config->nranks ||
         tree_parent(relay->tree->block, hello->rank) != config->rank)
         return 0;
@@ -236,6 +237,7 @@ static int connect_relay(const struct rendezvous_config *config, const struct en
 {
     const struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC,
                                      .version = WIRE_VERSION,
+                                     .build = build_number(),
                                      .job = config->job,
                                      .rank = config->rank,
                                      .nranks = config->nranks};

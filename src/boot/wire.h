@@ -6,7 +6,7 @@
  *        | connect to MASTER_PORT, or, where that was asked  | listens on MASTER_PORT, or on the first free port of
  *        | for, to one of the next                           | these
  *        | <----- both prove that they know the secret ----> | (auth.h) or close; all that follows is sealed
- *        | -- hello (version, job, r, world size) ---------> |
+ *        | -- hello (build, job, r, world size) -----------> |
  *        | <------------------------------- WELCOME ------- | or OTHER_JOB: r tries the next port;
  *        | -- ACK -----------------------------------------> |   or ERROR: both fail
  *        |                                                   | ... until all have joined, or the deadline: ERROR to all
@@ -29,7 +29,7 @@
 #include <stdint.h>
 
 enum {
-    WIRE_VERSION = 4,
+    WIRE_VERSION = 5,
     WIRE_FRAME_MAGIC = 0x46585045, /* "EPXF" */
     WIRE_HELLO_MAGIC = 0x48585045, /* "EPXH" */
     WIRE_TEXT = 504
@@ -50,15 +50,14 @@ enum wire_op {
     WIRE_HERE = 12
 };
 
-/* The first three fields, struct wire_frame and struct wire_error keep their layout in all versions, so that a
- * version mismatch can be reported. */
+/* This, struct wire_frame and struct wire_error keep their layout in all builds: a mismatch can be reported. */
 struct wire_hello {
     uint32_t magic;
-    uint32_t version;
+    uint32_t version; /* WIRE_VERSION: for builds from before `build` */
     uint64_t job;
     int32_t rank;
     int32_t nranks;
-    uint64_t reserved;
+    uint64_t build; /* util/build.h; 0 = older than these numbers */
 };
 static_assert(sizeof(struct wire_hello) == 32, "on the wire");
 

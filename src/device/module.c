@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "util/build.h"
 #include "util/env.h"
 #include "util/status.h"
 
@@ -97,6 +98,7 @@ static epx_status load(const char *name, const struct device_ops **ops)
     device_module_fn entry;
     void *library = open_library(name);
 
+    host.build = build_number();
     host.fabric_files = env_string("EPX_FABRIC") && strcmp(env_string("EPX_FABRIC"), "files") == 0;
     host.relaxed_atomics = (int)env_int("EPX_AGGRESSIVE_ATOMIC", 1, 0, 1);
     if (!library)

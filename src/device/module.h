@@ -10,11 +10,12 @@
 
 /* Goes up whenever this file, device.h or what a kernel shares with the host (kernel/params.h, kernel/heap.h) changes
  * its layout. */
-#define DEVICE_MODULE_VERSION 15
+#define DEVICE_MODULE_VERSION 16
 
 struct device_host {
     uint32_t version;
     uint32_t params_bytes; /* sizeof(struct group_dev) + sizeof(struct handle_dev): catches what the version missed */
+    uint64_t build;        /* build_number(): of the same sources */
     epx_status (*fail)(epx_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
     int relaxed_atomics;          /* HIP: words by relaxed operations between explicit fences (EPX_AGGRESSIVE_ATOMIC) */
     int fabric_files;             /* CUDA: file descriptors in the place of fabric handles (EPX_FABRIC=files) */

@@ -4,8 +4,9 @@
  * cannot continue says so and no other waits for it. Memory for all steps is taken before the first: a rank that finds
  * none there tells the others over the connection to rank 0 (boot_abandon), which a caller's all-gather does not have.
  *
- *   1. compare      settings of all ranks: equal, or EPX_ERR_MISMATCH on all; which ranks share memory: the nodes;
- *                   random numbers of all ranks, which make the group's key together with the secret of the job
+ *   1. compare      builds (util/build.h), then settings of all ranks: equal, or EPX_ERR_MISMATCH on all; which ranks
+ *                   share memory: the nodes; random numbers of all ranks, which make the group's key together with the
+ *                   secret of the job
  *   2. place        with several nodes and a GPU: heaps in GPU memory or in host memory (heap.c)
  *   3. exchange     each rank has opened its heap, its region directory (region.h), with several nodes its proxies
  *                   (net.c), with enable_mask its port; then it maps the heaps of its node and connects its proxies
@@ -32,6 +33,7 @@
 #include "group/net.h"
 #include "group/region.h"
 #include "kernel/inject_bug.h"
+#include "util/build.h"
 #include "util/crypto.h"
 #include "util/env.h"
 #include "util/runtime.h"
@@ -256,11 +258,38 @@ static void find_pidfds(struct epx_group *group, const struct settings_message *
     group->without_pidfd = lack && provable;
 }
 
+/* Of one layout in all builds, and before any other message: theirs may have other lengths. The rendezvous of EPX has
+ * compared builds already. */
+struct build_message {
+    uint64_t build, reserved;
+};
+static_assert(sizeof(struct build_message) == 16, "sent by every rank of every build");
+
+static epx_status compare_builds(struct epx_group *group)
+{
+    const struct build_message own = {.build = build_number()};
+    struct build_message *all = handshake_room(group);
+    char who[48];
+    epx_status status = EPX_OK;
+
+    if (boot_own_secret(group->boot) || runtime()->env)
+        return EPX_OK;
+    status = handshake_allgather(group, &own, all, sizeof(own));
+    for (int r = 1; status == EPX_OK && r < group->nranks; r++) {
+        snprintf(who, sizeof(who), "epx_group_create: rank %d", r);
+        if (all[r].build != all[0].build)
+            status = build_fail(who, all[r].build, "rank 0", all[0].build);
+    }
+    return status;
+}
+
 epx_status handshake_compare(struct epx_group *group, epx_status mine)
 {
     struct settings_message own, *all = handshake_room(group);
-    epx_status status;
+    epx_status status = compare_builds(group);
 
+    if (status != EPX_OK)
+        return status;
     memset(&own, 0, sizeof(own));
     if (mine == EPX_OK)
         mine = fabric_describe(group, &own.place);

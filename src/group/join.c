@@ -10,6 +10,7 @@
 #include "group/config.h"
 #include "group/handshake.h"
 #include "kernel/inject_bug.h"
+#include "util/build.h"
 #include "util/log.h"
 #include "util/status.h"
 
@@ -66,12 +67,13 @@ static void let_wait(struct epx_group *group, uint64_t incarnation, const char *
 static int request_is_good(struct epx_group *group, const struct membership_joiner *joiner)
 {
     struct join_request request;
-    char text[200], difference[128];
+    char text[200], difference[128], theirs[BUILD_TEXT], own[BUILD_TEXT];
 
     memset(&request, 0, sizeof(request));
     memcpy(&request, joiner->request, joiner->bytes < sizeof(request) ? joiner->bytes : sizeof(request));
-    if (request.version != EPX_VERSION_CODE || joiner->bytes != sizeof(request) || request.bytes != sizeof(request)) {
-        snprintf(text, sizeof(text), "it has version %u of EPX, the group %d", request.version, EPX_VERSION_CODE);
+    if (request.build != build_number() || joiner->bytes != sizeof(request) || request.bytes != sizeof(request)) {
+        snprintf(text, sizeof(text), "it has build %s of EPX, the group %s", build_text(request.build, theirs),
+                 build_text(build_number(), own));
         refuse(group, joiner, text);
         return 0;
     }
@@ -384,7 +386,7 @@ static void add_doors(const struct epx_group *group, struct ticket *ticket)
 
 epx_status group_ticket(struct epx_group *group, char *text, size_t bytes)
 {
-    struct ticket ticket = {.version = EPX_VERSION_CODE, .nranks = group->nranks};
+    struct ticket ticket = {.build = build_number(), .nranks = group->nranks};
 
     if (!group->membership)
         return fail(EPX_ERR_USAGE, "epx_group_ticket: expected a group of several ranks with enable_mask = 1");

@@ -49,8 +49,9 @@ epx_status group_join(const char *ticket, int rank, const epx_group_config *conf
 /* ---- What the two sides say ------------------------------------------------------------------------------------ */
 
 struct join_request {
-    uint32_t version;   /* EPX_VERSION_CODE */
-    uint32_t bytes;     /* of this struct */
+    uint64_t build; /* util/build.h */
+    uint32_t bytes; /* of this struct */
+    uint32_t reserved;
     int64_t fields[20]; /* settings_pack() */
     struct fabric_offer place;
 };

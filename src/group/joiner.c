@@ -18,6 +18,7 @@
 #include "group/recover.h"
 #include "group/region.h"
 #include "group/registry.h"
+#include "util/build.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/pause.h"
@@ -92,7 +93,7 @@ static epx_status make_request(struct epx_group *group, struct join_request *req
     epx_status status;
 
     memset(request, 0, sizeof(*request));
-    request->version = EPX_VERSION_CODE;
+    request->build = build_number();
     request->bytes = sizeof(*request);
     settings_pack(&group->set, group->fields);
     memcpy(request->fields, group->fields, sizeof(request->fields));

@@ -18,6 +18,7 @@
 #include "boot/allgather.h"
 #include "boot/channel.h"
 #include "boot/rendezvous.h"
+#include "util/build.h"
 
 enum { RANKS = 3, TIMEOUT_MS = 2000, GATHER = 24, SEQUENCE = 5, GROUP = 1 };
 
@@ -58,7 +59,7 @@ static void hellos(struct fuzz *f)
     unsigned char present[RANKS] = {1};
 
     while (f->left) {
-        struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC, .version = WIRE_VERSION, .nranks = RANKS};
+        struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC, .build = build_number(), .nranks = RANKS};
         struct wire_error error;
         const unsigned how = fuzz_below(f, 4);
 

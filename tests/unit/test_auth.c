@@ -88,6 +88,22 @@ static void another_purpose_version_or_magic_is_alien(void **state)
     }
 }
 
+/* Both ends can name the other's build, of which nothing else may be understood. */
+static void another_version_shows_its_build(void **state)
+{
+    struct pair p;
+
+    (void)state;
+    meet(&p, ours, theirs);
+    p.client.client_greeting.version++;
+    p.client.client_greeting.build = 17;
+    assert_int_equal(auth_take_greeting(&p.server, &p.client.client_greeting, &p.reply), AUTH_ALIEN);
+    assert_int_equal(auth_build(&p.server), 17);
+    p.reply.greeting.build = 18;
+    assert_int_equal(auth_take_reply(&p.client, &p.reply, &p.proof), AUTH_ALIEN);
+    assert_int_equal(auth_build(&p.client), 18);
+}
+
 static void records_are_taken_once_whole_and_in_order(void **state)
 {
     uint8_t first[4 + 8 + CRYPTO_TAG], second[4 + 8 + CRYPTO_TAG], text[8] = "records";
@@ -133,4 +149,4 @@ static void text_of_others_is_harmless(void **state)
 
 UNIT_TESTS(both_ends_that_know_the_key_talk, a_server_without_the_key_is_found_out_first,
            a_client_without_the_key_is_found_out, nothing_can_be_said_again, another_purpose_version_or_magic_is_alien,
-           records_are_taken_once_whole_and_in_order, text_of_others_is_harmless)
+           another_version_shows_its_build, records_are_taken_once_whole_and_in_order, text_of_others_is_harmless)

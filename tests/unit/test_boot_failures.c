@@ -227,10 +227,10 @@ static void a_rank_given_twice_is_named(void **state)
     world_end(&world);
 }
 
-static void another_version_is_refused(void **state)
+static void another_build_is_refused(void **state)
 {
     struct world world = world_make(3, open_and_gather);
-    struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC, .version = WIRE_VERSION + 1, .rank = 1, .nranks = 3};
+    struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC, .build = 0, .rank = 1, .nranks = 3};
     struct {
         struct wire_frame frame;
         struct wire_error error;
@@ -255,8 +255,8 @@ static void another_version_is_refused(void **state)
     channel_close(&channel);
     world_wait(&world);
     assert_int_equal(answer.frame.op, WIRE_ERROR);
-    assert_non_null(strstr(answer.error.text, "version"));
-    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank uses version 5 of the bootstrap protocol, rank 0 version 4");
+    assert_non_null(strstr(answer.error.text, "rank 1 has build 0.0.0-00000000"));
+    expect_failure(&world, 0, EPX_ERR_MISMATCH, "rank 1 has build 0.0.0-00000000 of EPX, rank 0 has ");
     world_end(&world);
 }
 
@@ -361,6 +361,6 @@ UNIT_TESTS_WITHIN(name_this_run, NULL, a_silent_service_on_the_port_is_passed_ov
                   neighbouring_jobs_do_not_mix, jobs_on_one_port_are_told_apart_by_id, missing_ranks_are_named_on_all,
                   a_missing_rank_0_is_named, an_unknown_host_ends_at_the_deadline, a_death_is_named_at_once,
                   a_late_rank_is_named_at_the_deadline, different_sizes_are_named,
-                  a_wrong_world_size_is_named_on_both_sides, a_rank_given_twice_is_named, another_version_is_refused,
+                  a_wrong_world_size_is_named_on_both_sides, a_rank_given_twice_is_named, another_build_is_refused,
                   groups_in_another_order_are_named, ranks_meet_again_behind_a_creation_that_fails,
                   a_thread_finds_the_end_of_the_process)

@@ -14,6 +14,7 @@
 #include "boot/secret.h"
 #include "boot/tree.h"
 #include "tests/unit/boot_fixture.h"
+#include "util/build.h"
 #include "util/crypto.h"
 
 enum { RANKS = 8, RELAY = 3, SLOW = 4, LARGE = 1 << 20, SILENT = 500 };
@@ -415,7 +416,7 @@ static void a_replay(int port, const uint8_t *key)
 static void an_impostor(int port, const uint8_t *key, uint64_t job, int rank)
 {
     const struct wire_hello hello = {
-        .magic = WIRE_HELLO_MAGIC, .version = WIRE_VERSION, .job = job, .rank = rank, .nranks = RANKS};
+        .magic = WIRE_HELLO_MAGIC, .build = build_number(), .job = job, .rank = rank, .nranks = RANKS};
     struct channel channel;
     char byte;
 

@@ -211,14 +211,14 @@ static int expect(const struct story *story, const char *ticket, int rank, const
 }
 
 /* As an older library would: the members must see it, for a ticket of theirs says nothing about the process. */
-static int knock_with_version(const char *text, int rank, uint32_t version)
+static int knock_with_build(const char *text, int rank, uint64_t build)
 {
     struct ticket ticket;
     struct secret secret;
     struct conn_address own, doors[RANKS];
     struct membership *m;
     uint8_t key[CRYPTO_KEY];
-    uint32_t request[64] = {version};
+    uint64_t request[32] = {build};
     void *welcome;
     size_t bytes;
     epx_status status;
@@ -234,9 +234,9 @@ static int knock_with_version(const char *text, int rank, uint32_t version)
         doors[ticket.door[d].rank] = ticket.door[d].address;
     status = membership_knock(m, doors, request, sizeof(request), clock_ns() + 60000000000u, &welcome, &bytes);
     membership_close(m);
-    if (status == EPX_ERR_MISMATCH && strstr(epx_last_error(), "it has version 7 of EPX"))
+    if (status == EPX_ERR_MISMATCH && strstr(epx_last_error(), "it has build 0.0.0-00000007 of EPX"))
         return 0;
-    fprintf(stderr, "another version: status %d: %s\n", status, epx_last_error());
+    fprintf(stderr, "another build: status %d: %s\n", status, epx_last_error());
     return 1;
 }
 
@@ -253,8 +253,8 @@ static int be_stranger(const struct story *story, int kind, int victim, const ch
     case 1: /* another secret */
         setenv("EPX_SECRET", "something else, sixteen or more", 1);
         return expect(story, ticket, victim, &config, slow_ms(JOIN_MS), EPX_ERR_PEER, "another secret");
-    case 2: /* another version */
-        return knock_with_version(ticket, victim, 7);
+    case 2: /* another build */
+        return knock_with_build(ticket, victim, 7);
     case 3: /* half of a ticket */
         snprintf(cut, sizeof(cut), "%.*s", (int)strlen(ticket) / 2, ticket);
         return expect(story, cut, victim, &config, slow_ms(JOIN_MS), EPX_ERR_ARGUMENT, "cut or changed");

@@ -155,8 +155,8 @@ static void take(struct verbs_net *net, int proved)
     uint8_t mac[CRYPTO_KEY] = {0};
 
     if (proved)
-        assert_int_equal(
-            auth_derive(net->key, "hello of a queue pair", &hello, offsetof(struct hello_text, mac), mac), 0);
+        assert_int_equal(auth_derive(net->key, "hello of a queue pair", &hello, offsetof(struct hello_text, mac), mac),
+                         0);
     memcpy(hello.mac, mac, sizeof(hello.mac));
     memcpy(rc_of(net)->ud_memory + GRH, &hello, sizeof(hello));
     hello_take(net, &wc);

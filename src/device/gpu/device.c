@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "device/gpu/launch.h"
+#include "util/build.h"
 
 #define SIDES_MOST 64
 
@@ -225,7 +226,7 @@ __attribute__((visibility("default"))) const struct device_ops *epx_device_modul
 
 const struct device_ops *epx_device_module(const struct device_host *host)
 {
-    if (host->version != DEVICE_MODULE_VERSION ||
+    if (host->version != DEVICE_MODULE_VERSION || host->build != build_number() ||
         host->params_bytes != sizeof(struct group_dev) + sizeof(struct handle_dev))
         return NULL;
     gpu_host = host;
