@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A job that was given no secret takes that of its user: a random one in a file that nobody else can read,
- * ~/.epx/secret, or /tmp/epx-UID/secret where there is no home that can be written. Ranks on machines that share home
- * folders find the same one. Several ranks may make the file at once: each writes a file of its own and links it to the
- * name, which only the first can; then all read what is there.
+ * ~/.epx/secret, or where there is no home that can be written, in the first folder of a list that is this user's alone
+ * or can be made. The list is the same for all ranks: another user who makes one of these folders first moves all of
+ * them to the next. Ranks on machines that share home folders find the same one. Several ranks may make the file at
+ * once: each writes a file of its own and links it to the name, which only the first can; then all read what is there.
  */
 #include "boot/secret.h"
 
@@ -116,50 +117,66 @@ static int make_file(const char *folder, const char *path)
     return rc;
 }
 
-/* A folder of this user's alone; made when it is missing. In /tmp others could have been first. */
-static int own_folder(const char *folder)
+enum { WHY_BYTES = 400 };
+
+/* A folder of this user's alone; made when it is missing. In /tmp others could have been first. Else -1, and the reason
+ * behind what `why` has. */
+static int own_folder(const char *folder, char why[WHY_BYTES])
 {
+    const size_t used = strlen(why);
+    char *to = why + used;
     struct stat about;
 
-    if (mkdir(folder, 0700) && errno != EEXIST)
-        return -1;
-    if (lstat(folder, &about))
-        return -1;
-    errno = EPERM;
-    return S_ISDIR(about.st_mode) && about.st_uid == geteuid() && !(about.st_mode & 022) ? 0 : -1;
+    if ((mkdir(folder, 0700) && errno != EEXIST) || lstat(folder, &about))
+        snprintf(to, WHY_BYTES - used, "; %.100s: %s", folder, strerror(errno));
+    else if (about.st_uid != geteuid())
+        snprintf(to, WHY_BYTES - used, "; %.100s belongs to user %u", folder, (unsigned)about.st_uid);
+    else if (!S_ISDIR(about.st_mode))
+        snprintf(to, WHY_BYTES - used, "; %.100s is no folder", folder);
+    else if (about.st_mode & 022)
+        snprintf(to, WHY_BYTES - used, "; %.100s can be written by others (mode %03o)", folder,
+                 (unsigned)about.st_mode & 0777);
+    return strlen(why) == used ? 0 : -1;
 }
 
 /* 0: `folder` has, or now has, a secret, and *status is what came of reading it. */
-static int try_folder(const char *folder, struct secret *secret, epx_status *status)
+static int try_folder(const char *folder, struct secret *secret, epx_status *status, char why[WHY_BYTES])
 {
+    const size_t used = strlen(why);
     char path[PATH_MAX];
     struct stat about;
 
-    if (own_folder(folder))
+    if (own_folder(folder, why))
         return -1;
-    if (snprintf(path, sizeof(path), "%s/secret", folder) >= (int)sizeof(path))
+    if (snprintf(path, sizeof(path), "%s/secret", folder) >= (int)sizeof(path) ||
+        (lstat(path, &about) && make_file(folder, path))) {
+        snprintf(why + used, WHY_BYTES - used, "; %.100s: %s", folder, strerror(errno));
         return -1;
-    if (lstat(path, &about) && make_file(folder, path))
-        return -1;
+    }
     *status = read_file(path, secret);
     return 0;
 }
 
 static epx_status read_own_file(struct secret *secret)
 {
+    static const char *const places[] = {"/run/user/%u/epx", "/tmp/epx-%u", "/dev/shm/epx-%u", "/var/tmp/epx-%u"};
     const char *home = getenv("HOME");
-    char in_home[PATH_MAX], in_tmp[64];
+    char folder[PATH_MAX], why[WHY_BYTES] = "";
     epx_status status;
 
-    snprintf(in_home, sizeof(in_home), "%.4000s/.epx", home && home[0] == '/' ? home : "/nonexistent");
-    snprintf(in_tmp, sizeof(in_tmp), "/tmp/epx-%u", (unsigned)geteuid());
-    if (!try_folder(in_home, secret, &status) || !try_folder(in_tmp, secret, &status))
+    snprintf(folder, sizeof(folder), "%.4000s/.epx", home && home[0] == '/' ? home : "/nonexistent");
+    if (!try_folder(folder, secret, &status, why))
         return status;
-    return fail_errno(
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        snprintf(folder, sizeof(folder), places[i], (unsigned)geteuid());
+        if (!try_folder(folder, secret, &status, why))
+            return status;
+    }
+    return fail(
         EPX_ERR_SYSTEM,
-        "this job has no secret, and neither %.200s nor %s can keep one: set EPX_SECRET to the same random "
-        "text on all ranks (docs/security.md)",
-        in_home, in_tmp);
+        "this job has no secret, and no folder can keep one: set EPX_SECRET to the same random text on all ranks "
+        "(docs/security.md)%s",
+        why);
 }
 
 /* ---- The order ------------------------------------------------------------------------------------------------ */

@@ -32,8 +32,7 @@ static const struct env_entry entries[] = {
     {"EPX_SECRET", "", "EPX_SECRET_FILE, else a file of the user's",
      "Text that the ranks of a job share and nobody else knows, by which they prove to each other who they are; none: "
      "nobody proves anything"},
-    {"EPX_SECRET_FILE", "", "~/.epx/secret, or /tmp/epx-UID/secret",
-     "File with the secret, which only its user can read"},
+    {"EPX_SECRET_FILE", "", "~/.epx/secret", "File with the secret, which only its user can read"},
     {"EPX_JOB_ID", "TORCHELASTIC_RUN_ID", "the launcher's job",
      "Any text that the ranks of one job share and other jobs do not: distinguishes jobs on neighbouring ports"},
     {"EPX_RANKS_PER_NODE", "", "what the machines say", "Ranks that count as one node"},
