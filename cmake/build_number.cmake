@@ -4,7 +4,7 @@
 # for every compiler, architecture, device and folder.
 
 # Libraries of their own, over epx.h.
-set(apart "^src/compat/")
+set(apart "^src/nccl_ep/")
 file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/src/*.c ${ROOT}/src/*.h ${ROOT}/src/*.cu ${ROOT}/src/*.cuh)
 list(FILTER files EXCLUDE REGEX "${apart}")
 list(APPEND files include/epx/epx.h)

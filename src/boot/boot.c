@@ -3,7 +3,7 @@
  * One interface for both kinds of bootstrap. A process has one TCP rendezvous: its groups share the connections, which
  * stay open after the last group has closed, for the next group, until the process ends. (A second rendezvous would
  * need a port that may be in use by then, and would race with ranks that are one group ahead.) Only a failed rendezvous
- * is closed: once no group uses it any more, the next group to open connects again.
+ * is closed: ranks meet again for the next group to open, once no group uses it any more, and for the recovery of one.
  */
 #include "boot/boot.h"
 
@@ -31,6 +31,8 @@ struct boot {
     int begun; /* counted in rendezvous.begun */
     epx_allgather_fn allgather;
     void *context;
+    unsigned meeting; /* TCP: the rendezvous that its last call has begun with */
+    struct launcher launcher;
     struct secret secret;
 };
 
@@ -44,6 +46,7 @@ static struct {
     int users; /* groups */
     int begun; /* of these: those that are still being created; atomic */
     uint32_t groups;
+    unsigned meeting; /* counts how often the ranks have met */
     uint64_t sequence;
     pid_t pid;
     epx_status broken;
@@ -52,7 +55,7 @@ static struct {
 
 /* ---- The rendezvous; its lock is held in all ------------------------------------------------------------------ */
 
-static void close_rendezvous(void)
+static void close_connections(void)
 {
     for (int i = 0; i < rendezvous.channel_count; i++)
         channel_close(&rendezvous.channels[i]);
@@ -62,8 +65,28 @@ static void close_rendezvous(void)
     rendezvous.channel_count = 0;
     rendezvous.connected = 0;
     rendezvous.broken = EPX_OK;
-    rendezvous.groups = 0;
     rendezvous.sequence = 0;
+}
+
+static void close_rendezvous(void)
+{
+    close_connections();
+    rendezvous.groups = 0;
+}
+
+/* A link that is down for less than a deadline, while nothing is sent, ends no connection. */
+static void set_silence(int ms)
+{
+    const struct tree *tree = &rendezvous.tree;
+
+    for (int i = 0; i < rendezvous.channel_count; i++)
+        if (rendezvous.channels[i].fd >= 0)
+            socket_set_silence(rendezvous.channels[i].fd, ms);
+    for (int i = 0; i < tree->count; i++)
+        if (tree->children[i].fd >= 0)
+            socket_set_silence(tree->children[i].fd, ms);
+    if (tree->parent.fd >= 0)
+        socket_set_silence(tree->parent.fd, ms);
 }
 
 /* Runs when the process ends. A thread may still be in an all-gather: then the system closes the sockets. A child of
@@ -99,6 +122,8 @@ static epx_status connect_ranks(const struct rendezvous_config *config)
     rendezvous.nranks = config->nranks;
     rendezvous.pid = getpid();
     rendezvous.connected = 1;
+    rendezvous.meeting++;
+    set_silence(config->timeout_ms);
     log_line(LOG_DEBUG, "all %d ranks are connected", config->nranks);
     return EPX_OK;
 }
@@ -170,31 +195,40 @@ epx_status boot_abandon(const struct boot *boot, epx_status status)
     return fail(status, "%s", why);
 }
 
+static struct rendezvous_config config_of(const struct boot *boot)
+{
+    struct rendezvous_config config;
+
+    rendezvous_from_launcher(&boot->launcher, &boot->secret, boot->timeout_ms, &config);
+    config.block = tree_block(boot->nranks);
+    return config;
+}
+
 static epx_status open_from_environment(struct boot *boot)
 {
-    struct launcher launcher;
+    const struct launcher *launcher = &boot->launcher;
     struct rendezvous_config config;
     char why[400];
-    epx_status status = launcher_read(&launcher);
+    epx_status status = launcher_read(&boot->launcher);
 
     if (status)
         return boot_abandon(NULL, status);
-    boot->rank = launcher.rank;
-    boot->nranks = launcher.nranks;
+    boot->rank = launcher->rank;
+    boot->nranks = launcher->nranks;
     boot->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", boot->timeout_ms, 1, MAX_TIMEOUT_MS);
     log_set_rank(boot->rank);
     if (boot->nranks == 1)
         return EPX_OK;
-    launcher_keep_host(&launcher);
+    launcher_keep_host(launcher);
     status = secret_read(1, &boot->secret);
     if (status)
         return boot_abandon(NULL, status);
-    rendezvous_from_launcher(&launcher, &boot->secret, boot->timeout_ms, &config);
-    config.block = tree_block(boot->nranks);
+    config = config_of(boot);
     pthread_mutex_lock(&rendezvous.lock);
     status = share_rendezvous(&config);
     if (!status) {
         boot->over_tcp = 1;
+        boot->meeting = rendezvous.meeting;
         boot->group = ++rendezvous.groups;
         boot->begun = 1;
         rendezvous.users++;
@@ -305,6 +339,49 @@ int boot_own_secret(const struct boot *boot)
     return boot->over_tcp;
 }
 
+/* ---- Meeting again ------------------------------------------------------------------------------------------ */
+
+int boot_is_lost(const struct boot *boot)
+{
+    int lost;
+
+    pthread_mutex_lock(&rendezvous.lock);
+    lost = boot->over_tcp && (rendezvous.broken || boot->meeting != rendezvous.meeting);
+    pthread_mutex_unlock(&rendezvous.lock);
+    return lost;
+}
+
+/* The numbers of the groups stay: all ranks have the same ones. */
+static epx_status meet_again(const struct boot *boot)
+{
+    const struct rendezvous_config config = config_of(boot);
+    epx_status status;
+
+    close_connections();
+    status = connect_ranks(&config);
+    if (status) {
+        rendezvous.broken = status;
+        snprintf(rendezvous.reason, sizeof(rendezvous.reason), "%s", epx_last_error());
+    } else {
+        log_line(LOG_INFO, "the %d ranks have met again", boot->nranks);
+    }
+    return status;
+}
+
+epx_status boot_begin(struct boot *boot)
+{
+    epx_status status = EPX_OK;
+
+    if (!boot->over_tcp)
+        return EPX_OK;
+    pthread_mutex_lock(&rendezvous.lock);
+    if (rendezvous.broken)
+        status = meet_again(boot);
+    boot->meeting = rendezvous.meeting;
+    pthread_mutex_unlock(&rendezvous.lock);
+    return status;
+}
+
 /* ---- All-gather --------------------------------------------------------------------------------------------- */
 
 static epx_status gather_over_tcp(struct boot *boot, const void *send, void *recv, size_t bytes)
@@ -322,6 +399,8 @@ static epx_status gather_over_tcp(struct boot *boot, const void *send, void *rec
     pthread_mutex_lock(&rendezvous.lock);
     if (rendezvous.broken) {
         status = fail(rendezvous.broken, "the rendezvous failed earlier: %s", rendezvous.reason);
+    } else if (boot->meeting != rendezvous.meeting) {
+        status = fail(EPX_ERR_PEER, "the rendezvous failed earlier, and the ranks have met again for another call");
     } else if (!rendezvous.connected) { /* close_at_exit() */
         status = fail(EPX_ERR_USAGE, "the process ends, and has closed its connections to the other ranks");
     } else {

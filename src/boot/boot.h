@@ -27,6 +27,11 @@ int boot_own_secret(const struct boot *boot);
 /* Every rank sends `bytes` and receives nranks * bytes in rank order, within timeout_ms. The message of a timeout names
  * the missing ranks. */
 epx_status boot_allgather(struct boot *boot, const void *send, void *recv, size_t bytes);
+/* Before the first all-gather of a call on a group that exists, collective as that one is: where the connections were
+ * lost, ranks meet again, for timeout_ms at the most. All-gathers of calls that have begun before fail then. */
+epx_status boot_begin(struct boot *boot);
+/* The last all-gather has failed, and boot_begin() would let ranks meet again. */
+int boot_is_lost(const struct boot *boot);
 /* This rank cannot take part in the next all-gather: the others fail with its last error, and the rendezvous is over. A
  * caller's all-gather has no way to tell them. `boot` NULL: there is none yet; the ranks may have connected for an
  * earlier one. Returns `status`, with the same last error. */

@@ -67,9 +67,6 @@ static void tune(int fd)
 {
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
 /* The kernel looks at its clock when a probe is due: probes begin early, and the last one is not far behind. */
@@ -179,6 +176,14 @@ static int would_block(void)
     return errno == EAGAIN || errno == EWOULDBLOCK;
 }
 
+/* ETIMEDOUT is the passing of a deadline. The kernel's means that the other machine does not reply. */
+static int failed(void)
+{
+    if (errno == ETIMEDOUT)
+        errno = EHOSTUNREACH;
+    return -1;
+}
+
 int transfer_receive(int fd, struct transfer *transfer)
 {
     while (transfer->done < transfer->bytes) {
@@ -189,7 +194,7 @@ int transfer_receive(int fd, struct transfer *transfer)
             errno = ENOTCONN;
             return -1;
         } else if (errno != EINTR) {
-            return would_block() ? 0 : -1;
+            return would_block() ? 0 : failed();
         }
     }
     return 1;
@@ -203,7 +208,7 @@ int transfer_send(int fd, struct transfer *transfer)
         if (sent >= 0)
             transfer->done += (size_t)sent;
         else if (errno != EINTR)
-            return would_block() ? 0 : -1;
+            return would_block() ? 0 : failed();
     }
     return 1;
 }

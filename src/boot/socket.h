@@ -34,7 +34,7 @@ int socket_connect_start(const struct endpoint *to);
 /* Connects to `to`, from `from` unless that is NULL. ETIMEDOUT when the deadline passes first. */
 int socket_connect(const struct endpoint *to, const struct endpoint *from, uint64_t deadline);
 
-/* A connection ends with ETIMEDOUT once the other machine's kernel has not replied for so long, whatever its process
+/* A connection ends with EHOSTUNREACH once the other machine's kernel has not replied for so long, whatever its process
  * does; whole seconds, 2 at least. */
 void socket_set_silence(int fd, int ms);
 

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "boot/boot.h"
 #include "group/abort.h"
 #include "group/ended.h"
 #include "group/error.h"
@@ -34,6 +35,8 @@
 #include "util/log.h"
 #include "util/pause.h"
 #include "util/status.h"
+
+enum { MEETINGS = 3 /* of one call */ };
 
 /* Between nodes: the counters of the proxies. Expected rows start again from zero with them. The proxies compute their
  * aggregates from the counters when they are opened again. */
@@ -372,7 +375,7 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
 /* Without masks all ranks must take part. */
 static epx_status check_members(const struct epx_group *group)
 {
-    const int gone = group->membership ? -1 : ended_member(group);
+    const int gone = ended_member(group);
 
     return gone < 0 ? EPX_OK
                     : fail(EPX_ERR_PEER,
@@ -381,22 +384,39 @@ static epx_status check_members(const struct epx_group *group)
                            group->call, gone);
 }
 
+/* All ranks, through the bootstrap. Where its connections are lost, some ranks see that before others, or only when
+ * they use them: all meet again. */
+static epx_status recover_all(struct epx_group *group, const uint8_t *out)
+{
+    epx_status status = EPX_ERR_PEER;
+    int all_reset;
+
+    for (int i = 0; i < MEETINGS && status == EPX_ERR_PEER && (!i || boot_is_lost(group->boot)); i++) {
+        status = check_members(group);
+        if (status != EPX_OK)
+            return status;
+        status = boot_begin(group->boot);
+        if (status == EPX_OK)
+            status = restart(group, out, 0, &all_reset);
+        else
+            group_abort_alone(group, status);
+    }
+    return status;
+}
+
 static epx_status recover(struct epx_group *group, int unmask)
 {
     uint8_t *out = group->recovery_out;
-    int all_reset;
     epx_status status = launch_await(group, group->default_stream, group->call);
 
     memset(out, 0, (size_t)group->nranks);
     if (status == EPX_OK)
         status = launch_await(group, group->last_stream, group->call);
-    if (status == EPX_OK)
-        status = check_members(group);
     /* A blocked proxy may return at any time and write arrivals into the heap: this rank cannot recover. */
     if (status == EPX_OK)
         status = group_net_responsive(group);
     if (status == EPX_OK)
-        status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out, 0, &all_reset);
+        status = group->membership ? recover_survivors(group, unmask, out) : recover_all(group, out);
     return status;
 }
 
