@@ -32,7 +32,8 @@ KFN float hc_token_weight(const struct ht_combine_params *p, const struct hc_des
 #define HC_WEIGHTS 32     /* (token, k) whose weights are found together: the places of a pair_set */
 #define HC_WEIGHT_ROUND 8 /* rows of a token whose weights are loaded together */
 
-/* Of one holder's row, the weight for place k of the token; 0 where that row has none for it. */
+/* Of one holder's row, the weight for place k of the token; 0 where that row has none for it. Where it is not added to
+ * others, 0 is added: -0 returns as +0 in every layout. */
 KFN float hc_row_weight(const struct ht_combine_params *p, const struct hc_desc *descs, const int32_t *ids, int k,
                         struct int_pair holder)
 {
@@ -93,7 +94,7 @@ KFN float hc_item_weight(struct agent *ag, const struct ht_combine_params *p, co
     int n = 0;
 
     if (p->layout == LAYOUT_EXPERT_MAJOR)
-        return i < items && mine.a >= 0 ? hc_row_weight(p, descs, ids + base, k, mine) : 0.0f;
+        return i < items && mine.a >= 0 ? 0.0f + hc_row_weight(p, descs, ids + base, k, mine) : 0.0f;
     for (int j = 0; j < K; j++)
         n += pair_set_get(ag, all, base + j).a >= 0;
     for (int first = 0; first < K; first += HC_WEIGHT_ROUND) {
@@ -144,7 +145,8 @@ KFN float hc_item_owner_weight(struct agent *ag, const struct ht_combine_params 
         const struct int_pair other = pair_set_get(ag, ranks, base + j);
         holder.b = holder.b == HC_NO_ROW && other.b == mine.b ? other.a : holder.b;
     }
-    return i < items && holder.a >= 0 && holder.b != HC_NO_ROW ? hc_row_weight(p, descs, ids + base, k, holder) : 0.0f;
+    return i < items && holder.a >= 0 && holder.b != HC_NO_ROW ? 0.0f + hc_row_weight(p, descs, ids + base, k, holder)
+                                                               : 0.0f;
 }
 
 /* As hc_node_weights(), of SUM_TOPK_ORDER. */

@@ -9,6 +9,8 @@
  *
  * padded to a multiple of 16 bytes. Of 16 values with v = max|x|:
  *      t = G * (v / 6); s = e4m3(t); inverse = 1 / (s / G), or 0 where t is 0; code = e2m1(x * inverse)
+ * Scales that no block can be encoded with: G is 0 or subnormal and v is not 0; G is beyond 2^126 and v 2^-114 or more;
+ * G or an x is NaN. Such a block is NaN as a whole. With G beyond 2^126 all smaller x are 0. An infinite x is code 6.
  * Reciprocals are IEEE's, subnormal arguments and results are 0. Back: code * ((s * (1 / G)) * weight), where 1 / G is
  * 1 if it is infinite, added by fused multiply-add. C11 and C++, as util/numeric.h.
  */
@@ -18,6 +20,7 @@
 #include "util/numeric.h"
 
 #define NVFP4_BLOCK 16
+#define NVFP4_NAN 0x7fu /* the scale of a block that cannot be encoded; its codes are 7 */
 
 NUMERIC_FN size_t nvfp4_row_bytes(int hidden)
 {
@@ -59,6 +62,13 @@ NUMERIC_FN float nvfp4_reciprocal(float x)
     return nvfp4_flush(1.0f / nvfp4_flush(x));
 }
 
+/* most: max|x|. */
+NUMERIC_FN int nvfp4_is_lost(uint32_t most, uint32_t row_scale)
+{
+    return most > FLOAT_INF_BITS || row_scale > FLOAT_INF_BITS || (most && row_scale < 0x00800000u) ||
+           (row_scale > 0x7e800000u && most >= 0x06800000u);
+}
+
 /* One block: 16 bf16 values to 8 bytes of codes and the byte of their scale. */
 NUMERIC_FN uint8_t nvfp4_block(uint8_t *codes, const uint16_t *x, float row_scale)
 {
@@ -69,6 +79,14 @@ NUMERIC_FN uint8_t nvfp4_block(uint8_t *codes, const uint16_t *x, float row_scal
     for (int i = 0; i < NVFP4_BLOCK; i++) {
         const uint32_t abs = (uint32_t)(x[i] & 0x7fffu) << 16;
         most = abs > most ? abs : most;
+    }
+    if (nvfp4_is_lost(most, float_bits(row_scale) & FLOAT_ABS_MASK)) {
+        memset(codes, 0x77, NVFP4_BLOCK / 2);
+        return NVFP4_NAN;
+    }
+    if ((float_bits(row_scale) & FLOAT_ABS_MASK) > 0x7e800000u) {
+        memset(codes, 0, NVFP4_BLOCK / 2);
+        return 0;
     }
     t = nvfp4_flush(row_scale * nvfp4_flush(float_from_bits(most) * (1.0f / 6.0f)));
     s = float_to_e4m3(t);

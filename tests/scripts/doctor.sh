@@ -116,6 +116,7 @@ if [ "${EPX_SANITIZE:-none}" != none ]; then
 elif unshare --map-root-user --mount mount -t tmpfs none /proc 2>/dev/null; then
     expect 1 "no /proc to find other processes' memory in" unshare --map-root-user --mount bash -c "$hide" "$epx"
     first "is said in the first line" "cannot run here: processes cannot share memory: "
+    expect 1 "mount /proc" unshare --map-root-user --mount bash -c "${hide/doctor/bench ll}" "$epx"
 else
     echo "skipped: without /proc: may not make namespaces here"
 fi

@@ -477,6 +477,72 @@ static void a_routing_may_be_copied_on_the_stream_of_the_dispatch(void **state)
     assert_int_equal(fixture_run(1, NULL, dispatches_behind_a_copy, NULL), 0);
 }
 
-UNIT_TESTS(all_counts_are_those_in_the_memory, a_routing_may_be_copied_on_the_stream_of_the_dispatch, test_in_a_node,
-           test_between_nodes, test_queued, test_windows_that_nobody_expects, test_windows_of_others_are_expected,
-           test_windows_of_many_tokens, test_long_scales_beside_received_tokens)
+/* ---- Returned weights -------------------------------------------------------------------------------------------- */
+
+/* s->arg: the layout and the order of sums. */
+struct returned {
+    epx_layout layout;
+    uint32_t sum;
+};
+
+static int returns_zero(struct fixture *s)
+{
+    static _Thread_local uint16_t tokens[RANKS * FIXTURE_M * FIXTURE_TOPK][FIXTURE_HIDDEN];
+    static _Thread_local float weights[RANKS * FIXTURE_M * FIXTURE_TOPK * FIXTURE_TOPK];
+    const struct returned *how = s->arg;
+    const int flat = how->layout == EPX_FLAT, rows = RANKS * FIXTURE_M * (flat ? 1 : FIXTURE_TOPK);
+    const epx_handle_config config = fixture_handle_config(EPX_HIGH_THROUGHPUT, how->layout, FIXTURE_TOPK);
+    epx_tensor received = epx_tensor_make(tokens, EPX_BF16, 2, rows, FIXTURE_HIDDEN, 0, 0);
+    epx_tensor own = epx_tensor_make(weights, EPX_FP32, flat ? 2 : 1, rows, flat ? FIXTURE_TOPK : 0, 0, 0);
+    float back[FIXTURE_TOKENS * FIXTURE_TOPK];
+    epx_tensor returned = epx_tensor_make(back, EPX_FP32, 2, s->tokens.shape[0], FIXTURE_TOPK, 0, 0);
+    epx_combine_config order = EPX_COMBINE_CONFIG_INIT;
+    epx_dispatch_inputs in = s->in;
+    epx_dispatch_outputs out = s->ht_out;
+    epx_combine_inputs cin = s->ht_cin;
+    epx_combine_outputs cout = s->cout;
+    epx_handle *handle = NULL;
+    int bad = 0;
+
+    order.sum = how->sum;
+    in.topk_weights = &s->weights;
+    out.tokens = &received;
+    out.topk_weights = &own;
+    out.topk_idx = flat ? out.topk_idx : NULL;
+    cin.tokens = &received;
+    cin.topk_weights = &own;
+    cout.topk_weights = &returned;
+    fixture_refill(s);
+    if (epx_handle_create(&handle, s->group, &config) != EPX_OK ||
+        epx_handle_update(handle, &s->idx, NULL, NULL) != EPX_OK ||
+        fixture_sync(s, epx_dispatch(handle, &in, &out, NULL, NULL, NULL)) != EPX_OK)
+        return fixture_fail(s, "a dispatch");
+    for (size_t i = 0; i < UNIT_COUNT(weights); i++)
+        weights[i] = -0.0f;
+    if (fixture_sync(s, epx_combine(handle, &cin, &cout, &order, NULL)) != EPX_OK)
+        return fixture_fail(s, "a combine");
+    for (int64_t i = 0; i < s->tokens.shape[0] * FIXTURE_TOPK; i++)
+        bad |= memcmp(&back[i], &(float){0.0f}, sizeof(float)) != 0;
+    return epx_handle_destroy(handle) != EPX_OK || bad ? fixture_fail(s, "a weight of -0 did not return as +0") : 0;
+}
+
+/* As sums do, in every layout, on one node and on several. */
+static void a_weight_of_minus_zero_returns_as_zero(void **state)
+{
+    static const struct returned all[] = {
+        {EPX_FLAT, 0}, {EPX_EXPERT_MAJOR, 0}, {EPX_FLAT, EPX_SUM_TOPK_ORDER}, {EPX_EXPERT_MAJOR, EPX_SUM_TOPK_ORDER}};
+
+    (void)state;
+    for (size_t i = 0; i < UNIT_COUNT(all); i++)
+        for (int per_node = 0; per_node < 2; per_node++) {
+            epx_group_config config = config_of(per_node);
+
+            config.max_recv_tokens = RANKS * FIXTURE_M * FIXTURE_TOPK;
+            assert_int_equal(fixture_run(RANKS, &config, returns_zero, (void *)(uintptr_t)&all[i]), 0);
+        }
+}
+
+UNIT_TESTS(a_weight_of_minus_zero_returns_as_zero, all_counts_are_those_in_the_memory,
+           a_routing_may_be_copied_on_the_stream_of_the_dispatch, test_in_a_node, test_between_nodes, test_queued,
+           test_windows_that_nobody_expects, test_windows_of_others_are_expected, test_windows_of_many_tokens,
+           test_long_scales_beside_received_tokens)

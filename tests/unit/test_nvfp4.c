@@ -155,7 +155,42 @@ static void exact_values_come_back(void **state)
 
 /* ---- On ranks: what a device encodes, sends and sums is what the functions above give ------------------------- */
 
-/* What expert e returns for every row. */
+/* What cannot be encoded is NaN, block by block, whatever the processor; what is too small is 0. */
+static void what_cannot_be_encoded_is_nan(void **state)
+{
+    static const struct {
+        uint16_t x;                 /* one element; the others are 1 */
+        float row_scale;            /* of the caller */
+        uint8_t scale, codes, code; /* of the block; of two neighbours; of the element */
+    } all[] = {
+        {0x3f80, 0.0f, 0x7f, 0x77, 7},        {0x3f80, INFINITY, 0x7f, 0x77, 7},     {0x3f80, -INFINITY, 0x7f, 0x77, 7},
+        {0x3f80, NAN, 0x7f, 0x77, 7},         {0x3f80, -NAN, 0x7f, 0x77, 7},         {0x3f80, 1e-39f, 0x7f, 0x77, 7},
+        {0xffc1, 2688.0f, 0x7f, 0x77, 7},     {0x7f81, 2688.0f, 0x7f, 0x77, 7},      {0x7f80, 0.0f, 0x7f, 0x77, 7},
+        {0x7f80, 2688.0f / 6, 0x7e, 0x22, 7}, {0xff80, 2688.0f / 6, 0x7e, 0x22, 15}, {0x8000, 2688.0f, 0x7e, 0x77, 8}};
+    uint8_t row[HIDDEN];
+    uint16_t x[HIDDEN];
+
+    (void)state;
+    for (size_t i = 0; i < UNIT_COUNT(all); i++) {
+        for (int at = 0; at < HIDDEN; at++)
+            x[at] = at == 2 ? all[i].x : 0x3f80;
+        math_nvfp4_encode(row, x, HIDDEN, all[i].row_scale);
+        if (row[HIDDEN / 2] != all[i].scale || row[3] != all[i].codes || (row[1] & 15) != all[i].code)
+            print_error("case %zu: scale %02x, codes %02x, code %x\n", i, row[HIDDEN / 2], row[3], row[1] & 15);
+        assert_int_equal(row[HIDDEN / 2], all[i].scale);
+        assert_int_equal(row[3], all[i].codes);
+        assert_int_equal(row[1] & 15, all[i].code);
+    }
+    for (int at = 0; at < HIDDEN; at++)
+        x[at] = at % 2 ? 0x8003 : 0x0003; /* subnormals, whose scale is infinite */
+    math_nvfp4_encode(row, x, HIDDEN, INFINITY);
+    for (int at = 0; at < HIDDEN / 2 + HIDDEN / 16; at++)
+        assert_int_equal(row[at], 0);
+}
+
+/* What expert e returns for every row. With `special`, those that need words in docs/formats.md. */
+static int special;
+
 static float expert_row(uint16_t *x, int expert)
 {
     unsigned seed = 1000u + (unsigned)expert;
@@ -165,6 +200,16 @@ static float expert_row(uint16_t *x, int expert)
         x[i] = float_to_bf16(draw(&seed));
         most = fmaxf(most, fabsf(bf16_to_float(x[i])));
     }
+    if (special && expert == 2)
+        x[3] = 0xffc1; /* a NaN */
+    if (special && expert == 4)
+        x[40] = 0xff80; /* an infinity */
+    for (int i = 0; special && expert == 5 && i < FIXTURE_HIDDEN; i++)
+        x[i] = i % 2 ? 0x8003 : 0x0003;
+    if (special && expert == 1)
+        return -INFINITY;
+    if (special && (expert == 3 || expert == 5))
+        return expert == 3 ? 0.0f : INFINITY;
     return 2688.0f / most;
 }
 
@@ -253,6 +298,9 @@ static void combine_gives_the_references_sums(void **state)
     assert_int_equal(fixture_run(3, &config, combine_round, &(int){8}), 0);
     /* One expert each: the outer stride says nothing. */
     assert_int_equal(fixture_run(FIXTURE_EXPERTS, &config, combine_round, &(int){400}), 0);
+    special = 1;
+    assert_int_equal(fixture_run(3, &config, combine_round, &(int){0}), 0);
+    special = 0;
 }
 
 /* The agents that have rows of one expert fail; those of their block that have none must not wait for them for good. */
@@ -382,4 +430,4 @@ static void dispatch_sends_the_references_rows(void **state)
 
 UNIT_TESTS(dispatch_sends_the_references_rows, combine_gives_the_references_sums,
            a_signal_that_does_not_come_ends_the_combine, codes_are_the_nearest, rows_are_the_references,
-           sums_are_the_references, exact_values_come_back)
+           sums_are_the_references, exact_values_come_back, what_cannot_be_encoded_is_nan)

@@ -392,6 +392,12 @@ int bench_run(const struct bench_options *options, FILE *rows, int quiet)
     size_t bytes = 0;
     int code;
 
+    if (access("/proc/self/fd", X_OK) != 0) {
+        fprintf(stderr,
+                "epx bench: /proc/self/fd: expected the folder by which ranks share memory, got: %s; mount /proc\n",
+                strerror(errno));
+        return EXIT_FAILED;
+    }
     driver.report.to = open_memstream(&text, &bytes);
     if (driver.report.to == NULL)
         return EXIT_FAILED;
