@@ -31,7 +31,7 @@ want() {
 # Whether the preprocessor finds a header, or the options say that the build is to do without or where it is.
 network() { # CMake's option, header
     [[ $options != *" -DEPX_$1=OFF "* && $options != *" -DEPX_$1_INCLUDE="* ]] || return 0
-    echo "#include <$2>" | "${CC:-cc}" -E -x c -
+    "${CC:-cc}" -E -x c - <<<"#include <$2>"
 }
 
 # Whether a program can open a library by this name.
@@ -145,7 +145,7 @@ find_missing() {
 }
 
 list() { # "package: what for"...
-    printf '%s\n' "$@" | sed 's/: /:/' | awk -F: '{ printf "  %-24s %s\n", $1, $2 }'
+    printf '%s\n' "$@" | awk '{ name = $1; sub(/^[^ ]* /, ""); sub(/:$/, "", name); printf "  %-24s %s\n", name, $0 }'
 }
 
 install_them() { # "package: what for"...
