@@ -38,8 +38,10 @@ all: configure
 	@cmake --build $(BUILD) -j$(JOBS)
 
 configure:
-	@scripts/deps.sh build $(CMAKE_ARGS)
+	@scripts/deps.sh $(INSTALL) build $(CMAKE_ARGS)
 	@scripts/configure.sh $(BUILD) $(CMAKE_ARGS)
+
+bus culprit chaos frameworks test-rxe: INSTALL = --install
 
 # Compiles only what it shows.
 demo:

@@ -49,10 +49,12 @@ import importlib.util, epx
 print("epx", epx.__version__, "and deep_ep at", importlib.util.find_spec("deep_ep").origin.split("site-packages/")[1])')
 }
 
+werror=${WERROR:-${CI:+ON}} # as in the other builds (scripts/configure.sh): ccache then has the objects
 for kind in $kinds; do
     mkdir -p "$out/$kind" && rm -f "$out/$kind"/*.whl
     define=OFF && [ "$kind" = cpu ] || define=ON
     pip_wheel "$out/$kind" --config-settings cmake.define.EPX_CUDA=$define \
+        --config-settings "cmake.define.EPX_WERROR=${werror:-OFF}" \
         --config-settings build-dir="$out/build-$kind" .
     pip_wheel "$out/$kind" ./python
     pip_wheel "$out/$kind" ./python/nccl
