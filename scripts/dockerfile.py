@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""dockerfile.py [--list]: does what the Dockerfile says, without docker.
+"""dockerfile.py [--list | --keep FOLDER]: does what the Dockerfile says, without docker.
 
 Each of its stages is a bare Debian in a folder (scripts/fresh.sh, whose variables count); the command of the last one
 is run at the end. Exit 77: it cannot be done here. --list prints the commands instead.
+--keep makes the stages in FOLDER, under their names, and leaves them there.
 """
 import json
 import os
@@ -81,14 +82,18 @@ def main():
         for stage in stages:
             print(f"{stage.suite} {stage.name}", *stage.commands, f"at last: {stage.last}", sep="\n    ")
         return 0
-    work = tempfile.mkdtemp(prefix="epx-dockerfile.", dir=os.environ.get("EPX_FRESH_TMP", "/var/tmp"))
+    keep = sys.argv[1:2] == ["--keep"]
+    work = sys.argv[2] if keep else tempfile.mkdtemp(prefix="epx-dockerfile.",
+                                                     dir=os.environ.get("EPX_FRESH_TMP", "/var/tmp"))
+    os.makedirs(work, exist_ok=True)
     try:
         for stage in stages:
             rc = run(stage, work, stage is stages[-1])
             if rc:
                 return rc
     finally:
-        subprocess.run(["rm", "-rf", "--one-file-system", work], check=False)
+        if not keep:
+            subprocess.run(["rm", "-rf", "--one-file-system", work], check=False)
     return 0
 
 
