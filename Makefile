@@ -3,7 +3,8 @@
 #   make            build/epx and build/libepx.so
 #   make demo       both modes with 8 ranks, every result checked
 #   make quick      the daily loop: compile, most tests, checks of the text (at most 3 minutes on 2 cores)
-#   make test       everything that CI checks (scripts/test.sh; 13 to 15 minutes on 2 cores)
+#   make test       library, tool, Python, two models, a minute of seeds (scripts/test.sh; 8 minutes on 2 cores)
+#   make check      all tests: sanitizers, the other architecture, lint and docs too (13 to 15 minutes on 2 cores)
 #   make culprit    200 ranks killed, 200 stopped: do all others name the right one? (6 minutes)
 #   make bus        how often GPU kernels wait for a bus, on emulated lanes (1 minute)
 #   make fuzz       libFuzzer on every decoder of what others send (FUZZ_SECONDS=3600 each; docs/fuzzing.md)
@@ -55,6 +56,9 @@ quick:
 
 test:
 	@scripts/test.sh
+
+check:
+	@scripts/test.sh --check
 
 .PHONY: bus
 bus: all
@@ -108,5 +112,5 @@ clean:
 distclean: clean
 	rm -rf .venv-test .slurm-test
 
-.PHONY: all configure demo quick test culprit frameworks test-rxe install deb packages \
+.PHONY: all configure demo quick test check culprit frameworks test-rxe install deb packages \
 	docs tables format hooks clean distclean

@@ -5,7 +5,7 @@
 # is for), and fails if nothing works without one of them. With --install, root gets them by apt-get: it first prints
 # what, how much and why.
 #
-#   PURPOSE   build, demo, quick, test, fuzz, deb, lintian, abi or docs
+#   PURPOSE   build, demo, quick, test, check, fuzz, deb, lintian, abi or docs
 set -euo pipefail
 
 install=0
@@ -74,9 +74,12 @@ find_quick() {
 }
 
 find_test() {
+    need python3-venv "Python tests" python3 -c 'import ensurepip, venv'
+}
+
+find_check() {
     need clang "the second compiler" clang --version
     need clang-tidy "lint" clang-tidy --version
-    need python3-venv "Python tests" python3 -c 'import ensurepip, venv'
     want hipcc "compile the module for AMD GPUs" tool hipcc
     need abigail-tools "check of the ABI" tool abidiff # scripts/check_abi.py
     want zsh "check of its completion" tool zsh               # tests/scripts/completion.sh
@@ -134,10 +137,11 @@ find_missing() {
     *) find_build ;;
     esac
     case $purpose in
-    quick | test) find_quick ;;
+    quick | test | check) find_quick ;;
     deb) find_deb ;;
     esac
-    [ "$purpose" != test ] || find_test
+    case $purpose in test | check) find_test ;; esac
+    [ "$purpose" != check ] || find_check
     [ "$purpose" != fuzz ] || find_fuzz
     mapfile -t missing < <(printf '%s\n' ${missing[@]+"${missing[@]}"} | sed '/^$/d' | sort -u -t: -k1,1)
     mapfile -t all < <(printf '%s\n' ${missing[@]+"${missing[@]}"} ${optional[@]+"${optional[@]}"} |

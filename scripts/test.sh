@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# All that CI checks, stage by stage; goes on after a failure and ends with "N passed, M failed, K skipped".
+# Tests, stage by stage; goes on after a failure and ends with "N passed, M failed, K skipped".
 #
-#   scripts/test.sh                all stages
+#   scripts/test.sh                make test, what a user runs: library, tool, Python, models, a minute of seeds
+#   scripts/test.sh --check        make check, all stages: sanitizers, the other architecture, lint and docs too
 #   scripts/test.sh STAGE...       those named, which must have what they need on this machine already
 #   scripts/test.sh --quick        the daily loop: at most 3 minutes on 2 cores
 #   scripts/test.sh --list         the stages, each with what it does
@@ -14,6 +15,7 @@ cd "$(dirname "$0")/.."
 case ${1:-} in
 '') purpose=test ;;
 --quick) purpose=quick ;;
+--check) purpose=check ;;
 *) purpose= ;;
 esac
 if [ -n "$purpose" ] && ! scripts/deps.sh --install $purpose; then

@@ -12,7 +12,7 @@ if ! command -v stress-ng >/dev/null; then
             </dev/null ||
         { echo "there is no stress-ng (Debian: stress-ng)" && exit 1; }
 fi
-scripts/deps.sh --install test || exit 1 # else tests are skipped for want of a package, and the stage fails
+scripts/deps.sh --install check || exit 1 # else tests are skipped for want of a package, and the stage fails
 # Compiled without the load: it is the tests that are tried.
 scripts/configure.sh build && cmake --build build -j"$(nproc)" >/dev/null || exit 1
 

@@ -13,6 +13,9 @@ from progress import Progress
 from run import LOGS, Outcome, Run, Stopped
 
 
+STAGES = list(dict.fromkeys(stages.ALL + stages.QUICK + stages.TEST))
+
+
 def expected_times():
     """Seconds per step: those of the last run here, else those in stages.py."""
     times = dict(stages.TIMES)
@@ -26,13 +29,15 @@ def expected_times():
 def chosen(arguments):
     if arguments == ["--quick"]:
         return stages.QUICK, int(os.environ.get("EPX_QUICK_BUDGET_S", 180))
-    names = arguments or stages.ALL
-    unknown = [name for name in names if name not in stages.ALL + stages.QUICK]
+    if arguments == ["--check"]:
+        return stages.ALL, int(os.environ.get("EPX_CHECK_BUDGET_S", 900))
+    names = arguments or stages.TEST
+    unknown = [name for name in names if name not in STAGES]
     if unknown:
-        sys.exit(f"no stage '{unknown[0]}'; stages: {' '.join(stages.ALL)} quick")
+        sys.exit(f"no stage '{unknown[0]}'; stages: {' '.join(STAGES)}")
     if "python" in names and "venv" not in names:
         names = [*names[:names.index("python")], "venv", *names[names.index("python"):]]
-    return names, None if arguments else int(os.environ.get("EPX_TEST_BUDGET_S", 900))
+    return names, None if arguments else int(os.environ.get("EPX_TEST_BUDGET_S", 480))
 
 
 def run_stages(run, names):
@@ -105,7 +110,7 @@ def report(done, elapsed, budget, shares):
 
 def main():
     if sys.argv[1:] == ["--list"]:
-        for name in dict.fromkeys(stages.ALL + stages.QUICK):
+        for name in STAGES:
             print(f"{name:10} {getattr(stages, name).__doc__}")
         return 0
     names, budget = chosen(sys.argv[1:])

@@ -68,7 +68,7 @@ class Lanes(unittest.TestCase):
         found = stages.lanes(["scripts", "gcc", "python", "thread"])
         self.assertEqual(found, [(0, ["gcc", "python"]), (1, ["thread"]), (2, ["scripts"])])
         self.assertEqual(stages.lanes(["thread"]), [(1, ["thread"])])
-        self.assertEqual(sorted(sum(stages.LANES, [])), sorted({*stages.ALL, *stages.QUICK}))
+        self.assertEqual(sorted(sum(stages.LANES, [])), sorted({*stages.ALL, *stages.QUICK, *stages.TEST}))
 
     def test_stages_of_other_lanes_wait_for_gcc(self):
         built, order = threading.Event(), []

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A harness without libFuzzer: runs each file of the folder that it is given, then inputs made of them by a few simple
- * changes, the same ones in every run. `make test` runs the seeds so, in the build that it has anyway; finding new
+ * changes, the same ones in every run. `make check` runs the seeds so, in the build that it has anyway; finding new
  * inputs is libFuzzer's (scripts/fuzz.sh).
  *
  *     fuzz_NAME FOLDER [changed inputs]
