@@ -3,8 +3,8 @@
 says of it.
 
 The aim is 8 minutes on 2 idle cores for `make test`, 15 for `make check`, and 3 for `make quick`; a run that takes
-longer says so and does not fail (EPX_TEST_BUDGET_S, EPX_CHECK_BUDGET_S, EPX_QUICK_BUDGET_S). All stages together take 1300 to 1500 s of CPU time, which the lanes
-share.
+longer says so and does not fail (EPX_TEST_BUDGET_S, EPX_CHECK_BUDGET_S, EPX_QUICK_BUDGET_S). All stages together take
+1300 to 1500 s of CPU time, which the lanes share.
 Random tests multiply the number of their cases by EPX_TEST_SCALE, which the stages below set.
 """
 import os
