@@ -67,7 +67,7 @@ echo "ok: hello.c, compiled and run; the manual pages"
 # python3-epx
 cat >ranks.py <<'PYTHON'
 import array, epx, importlib.metadata
-assert importlib.metadata.version("epx") == epx.__version__
+assert importlib.metadata.version("epx-moe") == epx.__version__
 group = epx.Group(num_experts=4, max_tokens_per_rank=4, max_hidden_bytes=64, max_topk=1)
 info = group.info
 print("rank", info.rank, "of", info.nranks)

@@ -20,7 +20,7 @@ pip() { "$python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
 }
 # Not into VENV: NVIDIA's package has the same name.
 pip wheel --no-build-isolation --no-deps -w "$scratch" ./python/nccl
-pip install --no-deps --target "$scratch/ours" "$scratch"/epx_nccl_ep-*.whl
+pip install --no-deps --target "$scratch/ours" "$scratch"/epx_moe_nccl_ep-*.whl
 cd "$scratch"
 lib=$("$python" -c 'import os, epx; print(os.path.join(os.path.dirname(epx.__file__), "lib"))')
 epx=$(dirname "$python")/epx

@@ -24,8 +24,8 @@ werror=${WERROR:-${CI:+ON}}
 pip wheel --no-build-isolation --no-deps -w "$scratch" --config-settings build-dir="$cmake_dir" \
     --config-settings cmake.define.EPX_CUDA=OFF --config-settings "cmake.define.EPX_WERROR=${werror:-OFF}" .
 pip wheel --no-build-isolation --no-deps -w "$scratch" ./python
-pip uninstall -y epx deep_ep >/dev/null 2>&1
-pip install --no-deps "$scratch"/epx-*.whl
+pip uninstall -y epx-moe epx-moe-deep-ep >/dev/null 2>&1
+pip install --no-deps "$scratch"/epx_moe-*.whl
 find "$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/epx" \
     \( -name '*.so*' -o -path '*/epx/bin/*' \) -type f -print0 | xargs -0 scripts/check_needed.sh
 
@@ -51,20 +51,36 @@ EOF2
 
 header=$(sed -nE 's/^#define EPX_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)$/\2/p' "$OLDPWD/include/epx/epx.h" | paste -sd.)
 version=$("$python" -c 'import importlib.metadata as m, epx
-assert m.version("epx") == epx.__version__; print(epx.__version__)')
+assert m.version("epx-moe") == epx.__version__; print(epx.__version__)')
 [ "$version" = "$header" ] || fail "epx.__version__: expected $header as in epx.h, got $version"
 "$(dirname "$python")/epx" doctor >doctor.txt || fail "the command epx of the wheel: epx doctor failed"
+[ "$("$python" -m epx version)" = "$("$(dirname "$python")/epx" version)" ] || fail "python -m epx is not epx"
+[ -e "$("$python" -c 'import epx; print(epx.__path__[0])')/py.typed" ] || fail "the wheel has no epx/py.typed"
 grep -q "EPX $header" doctor.txt || fail "epx doctor: expected \"EPX $header\", got $(head -1 doctor.txt)"
 
-pip install --no-deps "$scratch"/deep_ep-*.whl
+pip install --no-deps "$scratch"/epx_moe_deep_ep-*.whl
+site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+! grep -lE '\.pth,' "$site"/epx_moe*.dist-info/RECORD || fail "a wheel has a .pth file"
 "$python" -c '
 import importlib.metadata, deep_ep
 from deep_ep.utils import EventHandle, EventOverlap
 import deep_ep_cpp
 import hybrid_ep_cpp
-assert deep_ep_cpp.EventHandle is EventHandle and "/epx_deep_ep/" in deep_ep_cpp.__file__
-assert "/epx_deep_ep/" in hybrid_ep_cpp.__file__
-assert EventOverlap is deep_ep.EventOverlap and importlib.metadata.version("deep_ep") == deep_ep.__version__'
+assert deep_ep_cpp.EventHandle is EventHandle and "/epx/dropins/" in deep_ep_cpp.__file__
+assert "/epx/dropins/" in hybrid_ep_cpp.__file__ and EventOverlap is deep_ep.EventOverlap'
+
+# Installed in place: Python's files are the source tree's, the library is what was built.
+cd "$OLDPWD"
+"$python" -m venv "$scratch/editable"
+echo "import site; site.addsitedir('$site')" >"$(echo "$scratch"/editable/lib/python*/site-packages)/site.pth"
+"$scratch/editable/bin/python" -m pip --quiet --disable-pip-version-check install --no-build-isolation --no-deps \
+    --config-settings build-dir="$cmake_dir" --config-settings cmake.define.EPX_CUDA=OFF \
+    --config-settings cmake.define.EPX_WERROR=ON -e . -e ./python
+cd "$scratch"
+"$scratch/editable/bin/python" -c '
+import deep_ep, epx, sys
+assert epx.__file__ == sys.argv[1] + "/epx/__init__.py" and deep_ep.__file__ == sys.argv[1] + "/deep_ep/__init__.py"
+print("editable: epx", epx.library_version(), "and deep_ep", deep_ep.__version__)' "$OLDPWD/python"
 
 # An sdist is what git has, and a wheel built from it needs nothing else.
 cd "$OLDPWD"
@@ -78,4 +94,4 @@ if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
         comm -23 - "$scratch/packed")
     [ -z "$missing" ] || fail "the sdist lacks: $missing"
 fi
-echo "wheel epx $version and deep_ep installed into $1"
+echo "wheels epx-moe $version and epx-moe-deep-ep installed into $1"

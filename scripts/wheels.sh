@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wheels.sh [--cpu] [--cuda] [OUT]: wheels of epx, deep_ep and nccl.ep into OUT/cpu and OUT/cuda (default: build-wheels;
-# --cuda only where nvcc is). One wheel of epx serves every Python from 3.9 on; it needs nothing but the C library:
+# wheels.sh [--cpu] [--cuda] [OUT]: wheels of epx-moe, epx-moe-deep-ep and epx-moe-nccl-ep into OUT/cpu and OUT/cuda
+# (default: build-wheels; --cuda only where nvcc is). One wheel serves every Python from 3.9 on and needs nothing:
 # networks and GPUs are found at run time. Each is installed into an environment of its own and tried, and
 # scripts/audit_wheel.sh says which manylinux it could be.
 # PYTHON=... names the interpreter; it needs scikit-build-core and ninja, or pip downloads them. CMAKE_ARGS reaches
@@ -36,7 +36,8 @@ pip_wheel() { # FOLDER SOURCE OPTION...
 try_wheel() { # FOLDER KIND
     local venv=$scratch/try
     rm -rf "$venv" && "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps "$1"/epx-*.whl "$1"/deep_ep-*.whl
+    "$venv/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps \
+        "$1"/epx_moe-*.whl "$1"/epx_moe_deep_ep-*.whl
     # Debian 12 has libc 2.36.
     find "$venv"/lib/python*/site-packages/epx \( -name '*.so*' -o -path '*/epx/bin/*' \) -type f -print0 |
         xargs -0 scripts/check_needed.sh --libc 2.36
@@ -59,6 +60,6 @@ for kind in $kinds; do
     pip_wheel "$out/$kind" ./python
     pip_wheel "$out/$kind" ./python/nccl
     try_wheel "$out/$kind" "$kind"
-    scripts/audit_wheel.sh "$out/$kind"/epx-*.whl
+    scripts/audit_wheel.sh "$out/$kind"/epx_moe-*.whl
     (cd "$out" && ls -l "$kind"/*.whl | awk '{ print $NF, $5 " bytes" }')
 done

@@ -6,7 +6,8 @@ import epx
 import torch
 
 if not hasattr(epx, "Group"):
-    raise ImportError("deep_ep: %s is another project's epx: pip uninstall epx, then pip install EPX's" % epx.__file__)
+    raise ImportError("deep_ep: expected EPX's epx, got another project's (%s); do: pip uninstall -y epx epx-moe; "
+                      "pip install epx-moe" % epx.__file__)
 
 from . import _C as _C  # programs use deep_ep._C without importing it
 from ._C import get_num_allocation_alignment, get_num_rdma_alignment, get_num_tma_alignment

@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The name of the compiled module of DeepEP's V1, for programs that import from it. Its names are deep_ep's."""
 
-import deep_ep
-
-if not getattr(deep_ep, "__version__", "").endswith("+epx"):  # found first; EPX's has this module beside it
-    raise ImportError("deep_ep_cpp: this one is EPX's, and deep_ep is another project's (%s): expected both of one, as "
-                      "EPX_DEEP_EP=1 chooses EPX's" % getattr(deep_ep, "__file__", None))
-
 from deep_ep import Buffer as _Buffer
 from deep_ep import Config, EventHandle, topk_idx_t
 

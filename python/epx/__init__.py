@@ -7,10 +7,12 @@ package imports neither torch nor NumPy.
 """
 
 import ctypes as _ctypes
+import warnings as _warnings
 
-from . import bootstrap
+from . import _other, bootstrap
 from ._abi import Device, Direction, DType, Layout, Mode, RecvPart
 from ._library import check as _check, load as _load
+from ._use import use
 from .bootstrap import Bootstrap
 from .errors import (ArgumentError, BusyError, EpxError, MismatchError, OutOfMemoryError, OverflowingError, PeerError,
                      Status, TimeoutExpired, UnsupportedError, UsageError)
@@ -24,8 +26,13 @@ __all__ = [
     "Event",
     "Group", "GroupInfo", "Handle", "Layout", "LayoutInfo", "MismatchError", "Mode", "OutOfMemoryError",
     "OverflowingError", "PeerError", "RecvPart", "Status", "Stream", "TimeoutExpired", "UnsupportedError", "UsageError",
-    "bootstrap", "library_version", "memory",
+    "__version__", "bootstrap", "library_version", "memory", "use",
 ]
+
+__version__: str  #: that of the C library, which is loaded when it is asked for
+
+if _other.beside():
+    _warnings.warn(_other.beside(), RuntimeWarning, stacklevel=2)
 
 
 def library_version() -> str:
@@ -36,6 +43,6 @@ def library_version() -> str:
 
 
 def __getattr__(name: str) -> str:
-    if name == "__version__":  # evaluated on use: importing this package does not load the library
+    if name == "__version__":
         return library_version()
     raise AttributeError("module %r has no attribute %r" % (__name__, name))

@@ -6,14 +6,18 @@ from __future__ import annotations
 import os
 import sys
 
+from . import _library, _other
+
 
 def main() -> None:
     """Replaces this process by the program ``epx`` (run, bench, sim, doctor), with the same arguments."""
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", "epx")
-    if not os.path.exists(program):
-        sys.exit(f"epx: the program is not in this package: expected {program}. "
-                 "In a source tree, `make` builds it as build/epx; `pip install .` puts it into the package.")
-    os.execv(program, [program, *sys.argv[1:]])
+    if _other.instead():
+        print(_other.instead(), file=sys.stderr)
+    programs = _library.places("epx")
+    if not programs:
+        sys.exit("epx: expected the program in epx/lib of this package or in build/ of the source tree, got none; "
+                 "`make` or `pip install .` builds it")
+    os.execv(programs[0], [programs[0], *sys.argv[1:]])
 
 
 if __name__ == "__main__":

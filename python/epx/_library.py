@@ -12,20 +12,25 @@ Search order:
 import ctypes
 import glob
 import os
+import sys
 from typing import List, Optional
 
 from . import _abi
 from .errors import EpxError, Status, make_error
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
 _SONAME = "libepx.so.0"
 
 _library: Optional[ctypes.CDLL] = None
 
 
-def _in_folder(folder: str) -> List[str]:
-    """The files libepx.so* in a folder, the shortest name first."""
-    return sorted(glob.glob(os.path.join(folder, "libepx.so*")), key=len)
+def places(pattern: str) -> List[str]:
+    """Files of the C build, the shortest name first: of the package, then of the source tree that contains it.
+
+    An editable installation has two folders: that of the sources, and that of what was built."""
+    homes = [os.path.abspath(home) for home in sys.modules[__name__.rpartition(".")[0]].__path__]
+    folders = [os.path.join(home, "lib") for home in homes]
+    folders += [os.path.join(os.path.dirname(os.path.dirname(home)), "build") for home in homes]
+    return [name for folder in folders for name in sorted(glob.glob(os.path.join(folder, pattern)), key=len)]
 
 
 def candidates() -> List[str]:
@@ -33,12 +38,7 @@ def candidates() -> List[str]:
     named = os.environ.get("EPX_LIBRARY")
     if named:
         return [named]
-    source_tree = os.path.dirname(os.path.dirname(_HERE))
-    return [
-        *_in_folder(os.path.join(_HERE, "lib")),
-        *_in_folder(os.path.join(source_tree, "build")),
-        _SONAME,
-    ]
+    return [*places("libepx.so*"), _SONAME]
 
 
 def load() -> ctypes.CDLL:

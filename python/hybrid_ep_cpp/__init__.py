@@ -6,10 +6,6 @@ from typing import Any
 
 import deep_ep
 
-if not getattr(deep_ep, "__version__", "").endswith("+epx"):  # found first; EPX's has this module beside it
-    raise ImportError("hybrid_ep_cpp: this one is EPX's, and deep_ep is another project's (%s): expected both of one, "
-                      "as EPX_DEEP_EP=1 chooses EPX's" % getattr(deep_ep, "__file__", None))
-
 __all__ = ["ExtendedMemoryAllocator", "HybridEpConfigInstance"]
 
 

@@ -5,8 +5,10 @@ import ast
 import inspect
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 from typing import Set
 
@@ -63,15 +65,24 @@ class Rules(unittest.TestCase):
         self.assertEqual({test for test in exist if test.startswith("ranks_elastic")} - named, set())
 
 
-class Distributions(unittest.TestCase):
-    def test_dependency_is_this_epx(self) -> None:
-        """PyPI has another project's epx: pip may take none but the version that this tree has."""
-        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        for name in ("pyproject.toml", os.path.join("nccl", "pyproject.toml")):
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                self.assertIn('\ndependencies = ["epx==%s"]\n' % epx.__version__, file.read(), name)
+PYTHON = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-    def test_another_projects_epx_is_named(self) -> None:
+
+class Distributions(unittest.TestCase):
+    def test_names_and_versions(self) -> None:
+        """PyPI has another project's epx: no distribution may have its name, or ask pip for it."""
+        for name, distribution in (("pyproject.toml", "epx-moe-deep-ep"), ("nccl/pyproject.toml", "epx-moe-nccl-ep"),
+                                   ("../pyproject.toml", "epx-moe")):
+            with open(os.path.join(PYTHON, name), encoding="utf-8") as file:
+                text = file.read()
+            self.assertIn('\nname = "%s"\n' % distribution, text)
+            self.assertNotRegex(text, r'dependencies = .*"epx[^-]')
+            if distribution != "epx-moe":
+                self.assertIn('\ndependencies = ["epx-moe==%s"]\n' % epx.__version__, text, name)
+            if distribution == "epx-moe-deep-ep":
+                self.assertIn('\nversion = "%s" ' % epx.__version__, text)
+
+    def test_deep_ep_names_another_projects_epx(self) -> None:
         code = """
 import sys, types
 sys.modules["epx"] = types.ModuleType("epx")
@@ -81,7 +92,116 @@ try:
 except ImportError as error:
     print(error)
 """
-        self.assertRegex(run(code), "^deep_ep: /elsewhere/epx/.* another project's epx: pip uninstall epx, then")
+        self.assertRegex(run(code), "^deep_ep: expected EPX's epx, got another project's .*/elsewhere/epx/.*; do: pip")
+
+    def installed(self, folder: str) -> str:
+        """A copy of the package in a folder where the other project's epx is installed too; its __init__.py."""
+        package = os.path.join(folder, "epx")
+        shutil.copytree(os.path.dirname(epx.__file__), package, ignore=shutil.ignore_patterns("__pycache__", "lib"))
+        os.mkdir(os.path.join(folder, "epx-0.2.0.dist-info"))
+        return os.path.join(package, "__init__.py")
+
+    def test_import_notices_another_projects_epx(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.installed(folder)
+            code = "import warnings; warnings.simplefilter('error'); import epx"
+            with self.assertRaises(subprocess.CalledProcessError) as caught:
+                run(code, PYTHONPATH=folder)
+            self.assertIn("RuntimeWarning: epx: expected epx-moe alone in %s, got another project's epx beside it "
+                          "(epx-0.2.0.dist-info); do: pip uninstall -y epx epx-moe; pip install epx-moe" % folder,
+                          caught.exception.stderr)
+
+    def test_program_notices_another_projects_epx(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            with open(self.installed(folder), "w", encoding="utf-8") as file:
+                file.write("another = True\n")
+            done = subprocess.run([sys.executable, "-m", "epx", "version"], env={**os.environ, "PYTHONPATH": folder},
+                                  capture_output=True, text=True, timeout=60)
+            self.assertIn("another project's over it; do: pip uninstall -y epx epx-moe; pip install epx-moe\n",
+                          done.stderr)
+
+
+FOUND = "import importlib.util; print(importlib.util.find_spec('deep_ep').origin)"  # quicker than an import
+
+
+class Use(unittest.TestCase):
+    """EPX's deep_ep where another distribution has one, too."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        for name in ("deep_ep", "deep_ep_cpp"):
+            os.mkdir(os.path.join(folder.name, name))
+            with open(os.path.join(folder.name, name, "__init__.py"), "w", encoding="utf-8") as file:
+                file.write("__version__ = 'another'\n")
+        self.another = folder.name
+        self.site = os.path.join(folder.name, "site")  # epx as a wheel has it: no folder deep_ep beside it
+        shutil.copytree(os.path.dirname(epx.__file__), os.path.join(self.site, "epx"),
+                        ignore=shutil.ignore_patterns("__pycache__", "lib", "dropins"))
+        dropins = os.path.join(self.site, "epx", "dropins", "deep_ep")
+        os.makedirs(dropins)
+        for name in ("deep_ep", "deep_ep_cpp", "hybrid_ep_cpp"):
+            os.symlink(os.path.join(os.path.dirname(deep_ep.__path__[0]), name), os.path.join(dropins, name))
+        self.ours = os.path.join(dropins, "deep_ep", "__init__.py")
+        self.theirs = os.path.join(self.another, "deep_ep", "__init__.py")
+        self.path = self.another + os.pathsep + self.site
+
+    def test_use(self) -> None:
+        self.assertEqual(run(FOUND, PYTHONPATH=self.path), self.theirs)
+        self.assertEqual(run("import epx; epx.use('deep_ep'); " + FOUND, PYTHONPATH=self.path), self.ours)
+
+    def test_use_reaches_other_processes(self) -> None:
+        code = """
+import multiprocessing, os, subprocess, sys, epx
+def child(queue):
+    import importlib.util
+    queue.put(importlib.util.find_spec("deep_ep").origin)
+if __name__ == "__main__":
+    epx.use("deep_ep")
+    for method in ("spawn", "forkserver", "fork"):
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        print(queue.get(timeout=50))
+        process.join()
+    print(subprocess.check_output([sys.executable, "-c", %r], text=True))
+""" % FOUND
+        program = os.path.join(self.another, "program.py")
+        with open(program, "w", encoding="utf-8") as file:
+            file.write(code)
+        output = subprocess.run([sys.executable, program], env={**os.environ, "PYTHONPATH": self.path}, check=True,
+                                capture_output=True, text=True, timeout=200).stdout
+        self.assertEqual(output.split(), [self.ours] * 4)
+
+    def test_command(self) -> None:
+        def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+            return subprocess.run([sys.executable, "-m", "epx.use", *arguments], capture_output=True, text=True,
+                                  env={**os.environ, "PYTHONPATH": self.path}, timeout=60)
+
+        self.assertEqual(command("deep_ep", "--", sys.executable, "-c", FOUND).stdout, self.ours + "\n")
+        self.assertIn("usage: python -m epx.use NAME... -- PROGRAM", command("deep_ep").stderr)
+        self.assertEqual(command("deepep", "--", "true").stderr, "epx.use: expected one of deep_ep, got 'deepep'\n")
+        self.assertEqual(command("deep_ep", "--", "/nowhere").stderr, "epx.use: /nowhere: No such file or directory\n")
+
+    def test_use_comes_first(self) -> None:
+        code = "import deep_ep, epx\ntry: epx.use('deep_ep')\nexcept ImportError as error: print(error)"
+        self.assertRegex(run(code, PYTHONPATH=self.path), r"expected that nothing has imported deep_ep, got another "
+                         r"project's \(.*/deep_ep/__init__.py\); call epx.use\('deep_ep'\) first$")
+
+    def test_module_of_epx_moe_deep_ep(self) -> None:
+        """deep_ep.py becomes EPX's package; a folder deep_ep beside it is found first, and neither is harmed."""
+        names = os.path.join(PYTHON, "names")
+        alone = os.pathsep.join([names, self.site])
+        code = "import deep_ep_cpp, deep_ep.utils; print(deep_ep_cpp.Config is deep_ep.Config, deep_ep.__version__)"
+        self.assertEqual(run(code, PYTHONPATH=alone), "True " + deep_ep.__version__)
+        for name in os.listdir(names):
+            if name.endswith(".py"):
+                shutil.copy(os.path.join(names, name), self.another)
+        self.assertEqual(run(FOUND, PYTHONPATH=self.path), self.theirs)
+        code = "try: import hybrid_ep_cpp\nexcept ImportError as error: print(error)"
+        self.assertRegex(run(code, PYTHONPATH=self.path), "^hybrid_ep_cpp: expected EPX's deep_ep beside it, got "
+                         r"another project's \(.*\); call epx.use\('deep_ep'\) before$")
 
 
 class Compiled(unittest.TestCase):
@@ -106,20 +226,6 @@ class Compiled(unittest.TestCase):
         self.assertTrue(hasattr(hybrid_ep_cpp.HybridEpConfigInstance(), "topk"))  # so DeepEP's test asks for indices
         with self.assertRaisesRegex(AttributeError, "'HybridEPBuffer': .* deep_ep.HybridEPBuffer is the buffer"):
             hybrid_ep_cpp.HybridEPBuffer
-
-    def test_not_beside_another_projects_deep_ep(self) -> None:
-        code = """
-import sys, types
-sys.modules["deep_ep"] = types.ModuleType("deep_ep")
-sys.modules["deep_ep"].__file__ = "/elsewhere/deep_ep/__init__.py"
-try:
-    import %s
-except ImportError as error:
-    print(error)
-"""
-        for name in ("deep_ep_cpp", "hybrid_ep_cpp"):
-            self.assertRegex(run(code % name),
-                             "^%s: this one is EPX's, and deep_ep is another .*/elsewhere/.*EPX_DEEP" % name)
 
 
 class Imports(unittest.TestCase):

@@ -111,8 +111,6 @@ static const struct env_entry entries[] = {
     {"EPX_IB_RETRY_CNT", "NCCL_IB_RETRY_CNT", "6", "How often a card repeats a packet before the peer counts as lost"},
     {"EPX_IB_SRQ", "", "1", "0: verbs keeps receives per peer even where a card can share them"},
     {"EPX_LIBRARY", "", "see python.md", "Python: the file of the library, and no other is tried"},
-    {"EPX_DEEP_EP", "", "0",
-     "Python, deep_ep: 1 = EPX's is imported before another one that is installed, sgl-deep-ep's say"},
     {"EPX_DEEP_EP_MAX_TOKENS", "", "4K",
      "Python, deep_ep: tokens of one rank in one high-throughput dispatch, where the first one has no more"},
     {"EPX_DEEP_EP_GPU_BYTES", "", "2G",

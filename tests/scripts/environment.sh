@@ -6,8 +6,8 @@ set -eu
 . "$(dirname "$0")/../lib/script.sh"
 
 sed -n 's/^| `\(EPX_[A-Z_]*\)`.*/\1/p' "$root/docs/environment.md" | sort -u >"$work/documented"
-find "$root/src" "$root/standin" "$root/python/epx" "$root/python/deep_ep" "$root/python/install" -name '*.[ch]' \
-    ! -path "$root/src/util/env.c" -o -name '*.py' -o -name '*.pth' |
+find "$root/src" "$root/standin" "$root/python/epx" "$root/python/deep_ep" -name '*.[ch]' \
+    ! -path "$root/src/util/env.c" -o -name '*.py' |
     xargs grep -hoE '"EPX_[A-Z_]+"' |
     tr -d '"' | sort -u >"$work/read"
 if [ ! -s "$work/documented" ] || ! diff -u "$work/documented" "$work/read"; then

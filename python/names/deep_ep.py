@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Becomes EPX's deep_ep, which epx-moe has (epx/_use.py)."""
+
+from epx._use import become
+
+become(__name__)
