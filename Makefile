@@ -110,7 +110,7 @@ clean:
 	rm -rf build build-*
 
 distclean: clean
-	rm -rf .venv-test .slurm-test
+	rm -rf .venv-test .venv-transformers .slurm-test
 
 .PHONY: all configure demo quick test check culprit frameworks test-rxe install deb packages \
 	docs tables format hooks clean distclean

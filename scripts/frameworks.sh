@@ -3,7 +3,8 @@
 # frameworks.sh [VENV]: the frameworks' own code on deep_ep and on NCCL EP's interface, with CPU tensors
 # (make frameworks; some minutes). megatron-core and NVIDIA's packages for NCCL EP are in VENV (scripts/python_env.sh).
 # The files of the others are kept in build-frameworks (scripts/framework_files.sh, which says which versions).
-# RANKS="4 8" says with how many ranks those of deep_ep run; those of NCCL EP run with 2 and 4.
+# RANKS="4 8" says with how many ranks those of deep_ep run; those of NCCL EP run with 2 and 4. Models of transformers
+# run in an environment of their own, .venv-transformers, on 4 ranks; then their exchange is timed.
 # Where files cannot be downloaded, their modules are left out; that is a failure where the variable CI is set.
 # python/tests/run_gpu.sh frameworks runs the same on a GPU.
 set -uo pipefail
@@ -101,6 +102,15 @@ for ranks in 2 4; do
         try "TransformerEngine's library, $ranks ranks" "${run[@]}" python/tests/te_program.py
     fi
 done
+hf=$PWD/.venv-transformers
+if scripts/python_env.sh "$hf" scripts/transformers_requirements.txt >"$out" 2>&1; then
+    try "transformers_models, 4 ranks" "$hf/bin/python" python/tests/suite.py --fork 4 transformers_models
+    try "transformers_bench, 4 ranks" "$hf/bin/python" -m torch.distributed.run --standalone --nproc-per-node 4 \
+        tools/python/transformers_bench.py --tokens 1 128 --calls 10
+    grep -A 20 '^4 ranks' "$out"
+else
+    left_out transformers_models "$(tail -1 "$out")"
+fi
 unset PYTHONPATH
 if [ "$seconds" -gt 1 ]; then
     scripts/check_beside.sh "$venv" >"$out" 2>&1

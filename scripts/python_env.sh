@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# python_env.sh VENV: a virtual environment with what the Python tests and examples need, made once and kept. Exit 77,
-# with the reason as the last line, where it cannot be made here.
+# python_env.sh VENV [LIST]: a virtual environment with what the Python tests and examples need, or with what the file
+# LIST names, made once and kept. Exit 77, with the reason as the last line, where it cannot be made here.
 #
 # torch for the CPU is enough. For aarch64 PyPI's wheel has nothing else (80 MB). For x86_64 PyPI's wheel brings CUDA's
 # libraries (about 3 GB to download, 6 GB on disk), so a "+cpu" wheel (180 MB) is tried first: from where pip is
@@ -14,7 +14,7 @@ venv=$1
 here=$(dirname "$0")
 limit_s=${EPX_PIP_TIMEOUT_S:-900}
 cpu_index=https://download.pytorch.org/whl/cpu
-requirements=$here/python_requirements.txt
+requirements=${2:-$here/python_requirements.txt}
 
 skip() {
     echo "$1"
@@ -45,7 +45,7 @@ install_cpu_torch() {
         echo "no torch for the CPU alone was found: PyPI's has CUDA's libraries, about 3 GB to download, 6 GB on disk"
 }
 
-echo "downloading torch, transformers, nccl4py and others into $venv: about 0.25 GB, 1.2 GB on disk;" \
+echo "downloading torch and what else $requirements names into $venv: about 0.25 GB, 1.2 GB on disk;" \
     "kept until make distclean"
 install_cpu_torch
 pip_install -r "$requirements" || skip "pip could not install torch and the others within $limit_s s ($requirements)"
