@@ -72,6 +72,10 @@ def _dispatch(buffer: Any, rows: torch.Tensor, idx: torch.Tensor, weights: torch
                            topk_weights=weights, num_worst_tokens=worst)[:5]
 
 
+def _capturing(rows: torch.Tensor) -> bool:
+    return rows.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 _Exchange = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -178,7 +182,7 @@ class EpxEP(EPImplementation):
     def _exchange(self, rows: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The rows of this rank alone to their experts and back."""
         buffer, idx, rows = self._group.buffer, idx.long().contiguous(), rows.contiguous()
-        if rows.is_cuda and torch.cuda.is_current_stream_capturing():  # no host may wait for how many rows arrive
+        if _capturing(rows):  # no host may wait for how many rows arrive
             worst = rows.shape[0] * self._group.size
             received, ids, scores, _, handle = _dispatch(buffer, rows, idx, weights.float(), self._num_experts, worst)
             return buffer.combine(self._experts(received, ids, scores, weights.dtype), handle)[0]

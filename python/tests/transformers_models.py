@@ -7,13 +7,16 @@ import copy
 import shutil
 import tempfile
 from typing import Any, Dict, Iterator, Tuple
+from unittest import mock
 
 import epx.transformers
 import torch
 import torch.distributed as dist
 import transformers
 from suite import World
+from torch.distributed.device_mesh import init_device_mesh
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 VOCABULARY, HIDDEN, EXPERTS, TOPK = 256, 128, 16, 4
 COMMON = dict(vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4,
@@ -139,6 +142,61 @@ def test_gpt_oss(world: World) -> None:
 
 def test_glm(world: World) -> None:
     check(world, "glm")
+
+
+class Layer:
+    """The experts of one layer, on their own: real ones of Qwen3-MoE, and EPX's implementation over all ranks."""
+
+    def __init__(self, world: World, shared: bool) -> None:
+        torch.manual_seed(11)
+        config = transformers.Qwen3MoeConfig(**{**COMMON, **MODELS["qwen3"][1]}, experts_implementation="batched_mm")
+        mesh = init_device_mesh(world.device.type, (1, world.nranks), mesh_dim_names=("one", "all"))
+        self.alone, experts = (Qwen3MoeExperts(config).to(world.device) for _ in range(2))
+        mine = slice(world.rank * EXPERTS // world.nranks, (world.rank + 1) * EXPERTS // world.nranks)
+        with torch.no_grad():
+            for name, weights in self.alone.named_parameters():
+                weights.normal_(std=0.08)
+                setattr(experts, name, torch.nn.Parameter(weights[mine].clone()))
+        experts.num_experts //= world.nranks
+        experts._is_expert_parallel = True
+        self.spread = epx.transformers.EpxEP(experts, mesh["all"], mesh["all" if shared else "one"])
+
+    def batch(self, world: World, seed: int, rows: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        weights, idx = torch.rand(rows, EXPERTS, generator=generator).topk(TOPK)
+        return (torch.randn(rows, HIDDEN, generator=generator).to(world.device), idx.to(world.device),
+                weights.to(world.device))
+
+
+def test_rows_that_no_host_counts(world: World) -> None:
+    """What a capture records where each rank has a batch: room for all rows, of which some do not arrive."""
+    layer = Layer(world, False)
+    batch = layer.batch(world, world.rank, 5)
+    with torch.no_grad(), mock.patch.object(epx.transformers, "_capturing", lambda rows: True):
+        close("rows", layer.spread(*batch), layer.alone(*batch))
+
+
+def test_decode_in_a_graph(world: World) -> None:
+    """A layer recorded in a CUDA graph computes other batches when it is replayed."""
+    if world.device.type != "cuda":
+        world.skip("needs a GPU")
+    for shared in (True, False):
+        layer = Layer(world, shared)
+        seed = 0 if shared else world.rank
+        given = layer.batch(world, seed, 3)
+        with torch.no_grad():
+            for _ in range(3):
+                layer.spread(*given)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = layer.spread(*given)
+            for again in range(1, 4):
+                batch = layer.batch(world, seed + 100 * again, 3)
+                for tensor, value in zip(given, batch):
+                    tensor.copy_(value)
+                graph.replay()
+                close("replay %d" % again, out, layer.alone(*batch))
 
 
 def test_experts_matter(world: World) -> None:
