@@ -79,7 +79,7 @@ class NcclAbi(unittest.TestCase):
         config = ep.GroupConfig(num_experts=8, max_token_bytes=64)
         config.num_experts = 16
         struct = config._lowpp
-        self.assertEqual((struct.size, struct.magic, struct.num_experts), (112, 0xC00FFFEE, 16))
+        self.assertEqual((struct.size, struct.magic, struct.num_experts), (120, 0xC00FFFEE, 16))
         dispatch = ep.DispatchConfig(quantization_recipe=ep.DispatchQuantizationRecipe.FWD)._lowpp
         self.assertEqual((dispatch.size, dispatch.quant_recipe), (24, 1))
 
