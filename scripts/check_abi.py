@@ -33,6 +33,7 @@ ADDITION = re.compile(r"""\s*(
     |underlying\ type\ '(struct|enum)\ .*'.*\ changed:
     |type\ size\ (hasn't\ changed|changed\ from\ \d+\ to\ \d+\ \(in\ bits\))
     |\d+\ (data\ member|enumerator)\ insertions?:
+    |no\ data\ member\ changes?\ \(\d+\ filtered\);
     |'.*',\ at\ offset\ \d+\ \(in\ bits\).*
     |'.*::.*'\ value\ '\d+'
     )?$""", re.VERBOSE)
