@@ -117,6 +117,11 @@ struct ncclEpHandle {
     struct ncclEpHandle *next; /* of the group */
 };
 
+/* Logs that a field of the configuration has no effect here, if it is set. */
+void warn_unused(const char *field, unsigned int value);
+/* The group's limits of SMs (sms.c), as agents of `out` and for each call. */
+ncclResult_t sms_limit(struct ncclEpGroup *group, int gpu, epx_group_config *out);
+
 void group_list_add(struct ncclEpGroup *group);
 /* Nobody finds the group any more. Returns when nobody waits for its streams: a thread of another rank may, by a
  * cudaFree of its own. */

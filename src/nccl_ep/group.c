@@ -16,7 +16,7 @@
 
 static const char create[] = "ncclEpCreateGroup";
 
-enum { WARPS_PER_MULTIPROCESSOR = 16, MOST_AGENTS = 1024, GPU_ALLOC_BYTES = 1 << 20 };
+enum { GPU_ALLOC_BYTES = 1 << 20 };
 
 /* ---- What a configuration comes to ------------------------------------------------------------------------------- */
 
@@ -152,74 +152,6 @@ static int device_free(void *ptr, void *context)
     return (int)alloc->free_fn(ptr, alloc->context);
 }
 
-static void warn_unused(const char *field, unsigned int value)
-{
-    if (value != NCCL_EP_AUTO)
-        log_line(LOG_INFO, "%s: config.%s is %u: no effect here", create, field, value);
-}
-
-/* One of the three limits: the configuration's, or the variable's where that has none. `most`: SMs of the GPU; 0: not
- * known. */
-static ncclResult_t take_sms(const char *field, unsigned int given, const char *variable, int from_env, int most,
-                             unsigned int *sms)
-{
-    if (most && given > (unsigned int)most)
-        return compat_fail(ncclInvalidUsage, "%s: config.%s: the GPU has %d, got %u", create, field, most, given);
-    *sms = given;
-    if (!given && from_env && most && from_env > most)
-        log_line(LOG_WARN, "%s is %d, the GPU has %d: ignored", variable, from_env, most);
-    else if (!given)
-        *sms = (unsigned int)from_env;
-    return ncclSuccess;
-}
-
-/* Of two limits; 0 is none. */
-static unsigned int smaller_limit(unsigned int a, unsigned int b)
-{
-    return !a || (b && b < a) ? b : a;
-}
-
-static unsigned int larger_limit(unsigned int a, unsigned int b)
-{
-    return !a || !b ? 0 : a > b ? a : b;
-}
-
-/* SMs are GPUs': a limit there becomes agents; on the CPU device it has no meaning. Low latency's operations run with
- * all agents of the group: the smaller limit is that of both. */
-static ncclResult_t limit_sms(struct ncclEpGroup *group, epx_group_config *out)
-{
-    const ncclEpGroupConfig_t *c = &group->config;
-    const struct environment *env = &group->env;
-    const int most = on_gpu(out) ? gpu_multiprocessors(out->device_index) : 0;
-    unsigned int all = 0, dispatch = 0, combine = 0, sms;
-    ncclResult_t result;
-
-    if (!on_gpu(out)) {
-        warn_unused("max_num_sms", c->max_num_sms);
-        warn_unused("dispatch_num_sms", c->dispatch_num_sms);
-        warn_unused("combine_num_sms", c->combine_num_sms);
-        return ncclSuccess;
-    }
-    result = take_sms("max_num_sms", c->max_num_sms, "NCCL_EP_COMM_SMS", env->comm_sms, most, &all);
-    if (result == ncclSuccess)
-        result = take_sms("dispatch_num_sms", c->dispatch_num_sms, "NCCL_EP_DISPATCH_SMS", env->dispatch_sms, most,
-                          &dispatch);
-    if (result == ncclSuccess)
-        result =
-            take_sms("combine_num_sms", c->combine_num_sms, "NCCL_EP_COMBINE_SMS", env->combine_sms, most, &combine);
-    if (result != ncclSuccess)
-        return result;
-    dispatch = dispatch ? dispatch : all;
-    combine = combine ? combine : all;
-    group->dispatch_sms = (int)dispatch;
-    group->combine_sms = (int)combine;
-    sms = group->low_latency ? smaller_limit(dispatch, combine) : larger_limit(dispatch, combine);
-    if (sms)
-        out->num_agents =
-            sms > MOST_AGENTS / WARPS_PER_MULTIPROCESSOR ? MOST_AGENTS : (int32_t)sms * WARPS_PER_MULTIPROCESSOR;
-    return ncclSuccess;
-}
-
 /* EPX allocates what it needs. A size that no layout fits is refused where a layout is asked for (ncclEpInitHandle). */
 static void tell_buffer(const ncclEpGroupConfig_t *c, const epx_group_config *config, int nranks)
 {
@@ -252,7 +184,7 @@ static ncclResult_t open_group(struct ncclEpGroup *group)
     warn_unused("num_qp_per_rank", config->num_qp_per_rank);
     warn_unused("num_channels", config->num_channels);
     c = make_config(config, &group->comm, group->max_topk);
-    result = limit_sms(group, &c);
+    result = sms_limit(group, on_gpu(&c), &c);
     if (result != ncclSuccess)
         return result;
     tell_buffer(config, &c, group->comm.nranks);

@@ -40,4 +40,5 @@ for words in "NCCL EP version" "rank 0: ncclEpDispatch: outputs.tokens: zero-cop
     grep -qF "$words" "$said" || fail "one rank does not say: $words"
 done
 "$build/tests/nccl_ep_comm" "$build/libepx_nccl.so" || fail "nccl_ep_comm"
+"$build/tests/nccl_ep_sms" || fail "nccl_ep_sms"
 finish
