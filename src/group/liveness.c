@@ -290,7 +290,7 @@ static void *run(void *arg)
 /* Before libraries are ended, of which the thread may use one. */
 static void at_exit(void)
 {
-    int tries = CLOSE_MS;
+    int tries = CLOSE_MS, ends;
 
     if (watcher.pid != getpid()) /* a child of fork() has the lock, and not the thread */
         return;
@@ -299,13 +299,18 @@ static void at_exit(void)
     if (tries < 0)
         return;
     watcher.over = 1;
+    ends = watcher.runs;
+    watcher.runs = 0;
     wake();
     while (watcher.inside && tries-- > 0) {
         pthread_mutex_unlock(&watcher.lock);
         pause_ns(LOOK_NS);
         pthread_mutex_lock(&watcher.lock);
     }
+    ends = ends && !watcher.inside;
     pthread_mutex_unlock(&watcher.lock);
+    if (ends)
+        pthread_join(watcher.thread, NULL);
 }
 
 static epx_status open_wake(void)

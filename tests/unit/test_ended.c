@@ -30,7 +30,16 @@
 #include "tests/lib/slow.h"
 #include "tests/lib/unit_net.h"
 
-enum { RANKS = 4, VICTIM = 2, DEADLINE_MS = 60000, NODE_MS = 100, NODES_MS = 1000, QUIET_MS = 700, START_MS = 60000 };
+enum {
+    RANKS = 4,
+    VICTIM = 2,
+    DEADLINE_MS = 60000,
+    NODE_MS = 100,
+    NODES_MS = 1000,
+    EXIT_MS = 3000,
+    QUIET_MS = 700,
+    START_MS = 60000
+};
 
 enum act { IS_KILLED, EXITS, STOPS, LEAVES, IS_KILLED_WITH_CHILDREN };
 
@@ -115,7 +124,8 @@ static int expect_quiet(struct fixture *s, int fd)
 
 static int expect_news(struct fixture *s, int fd, const struct story *story, const struct table *table)
 {
-    const int bar = slow_ms(story->net || story->no_pidfd ? NODES_MS : NODE_MS);
+    /* A sanitizer's own exit takes a second. */
+    const int bar = slow_ms(story->net || story->no_pidfd ? NODES_MS : NODE_MS) + (story->act == EXITS ? EXIT_MS : 0);
     struct pollfd news = {.fd = fd, .events = POLLIN};
     epx_error_info info = EPX_ERROR_INFO_INIT;
     const int came = poll(&news, 1, DEADLINE_MS / 2);
