@@ -392,9 +392,8 @@ static epx_status recover_all(struct epx_group *group, const uint8_t *out)
     int all_reset;
 
     for (int i = 0; i < MEETINGS && status == EPX_ERR_PEER && (!i || boot_is_lost(group->boot)); i++) {
-        status = check_members(group);
-        if (status != EPX_OK)
-            return status;
+        if (i && check_members(group) != EPX_OK)
+            return EPX_ERR_PEER;
         status = boot_begin(group->boot);
         if (status == EPX_OK)
             status = restart(group, out, 0, &all_reset);
@@ -412,6 +411,8 @@ static epx_status recover(struct epx_group *group, int unmask)
     memset(out, 0, (size_t)group->nranks);
     if (status == EPX_OK)
         status = launch_await(group, group->last_stream, group->call);
+    if (status == EPX_OK && !group->membership)
+        status = check_members(group);
     /* A blocked proxy may return at any time and write arrivals into the heap: this rank cannot recover. */
     if (status == EPX_OK)
         status = group_net_responsive(group);
