@@ -132,7 +132,7 @@ static enum outcome refuse_build(struct client *client, const struct endpoint *t
 static enum outcome authenticate(struct client *client, struct channel *channel, const struct endpoint *to,
                                  uint64_t deadline, epx_status *status)
 {
-    char what[260], other[100] = "", theirs[BUILD_TEXT], own[BUILD_TEXT];
+    char what[320], other[100] = "", theirs[BUILD_TEXT], own[BUILD_TEXT];
 
     if (!channel_handshake_all(channel, deadline))
         return JOINED;
