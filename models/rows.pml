@@ -23,8 +23,8 @@
  * returned, exactly once; what is taken belongs to the operation of its taker; tensors of a rank are read and written
  * in its own operation of that number alone, and plain ones by that rank alone.
  *
- * What is abstracted. A put is one step: landing later looks to its receiver like a slower receiver, since gates wait
- * for counters that only grow. A round is placed in one step, a token is one row, and its expert's result one row. */
+ * What is abstracted. A put is one step. A put that arrives later is like a receiver that is slower, since gates wait for
+ * counters that only grow. A round is placed in one step, a token is one row, and its expert's result one row. */
 #ifndef FORM
 #define FORM 1
 #endif

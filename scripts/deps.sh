@@ -75,6 +75,7 @@ find_quick() {
 
 find_test() {
     need python3-venv "Python tests" python3 -c 'import ensurepip, venv'
+    want spin "check of the models" tool spin # scripts/check_models.sh
 }
 
 find_check() {
