@@ -23,8 +23,8 @@
  * returned, exactly once; what is taken belongs to the operation of its taker; tensors of a rank are read and written
  * in its own operation of that number alone, and plain ones by that rank alone.
  *
- * What is abstracted. A put is one step. A put that arrives later is like a receiver that is slower, since gates wait for
- * counters that only grow. A round is placed in one step, a token is one row, and its expert's result one row. */
+ * What is abstracted. A put is one step. A put that arrives later is like a receiver that is slower, since gates
+ * wait for counters that only grow. A round is placed in one step, a token is one row, and its expert's result one row. */
 #ifndef FORM
 #define FORM 1
 #endif
@@ -56,7 +56,7 @@
 #define SEQ 10          /* bit h: operation h is a combine; else a dispatch */
 #endif
 #ifndef PLAIN
-#define PLAIN 15         /* ranks whose tensors are plain; 16: any set (W for dispatch, its complement too for combine) */
+#define PLAIN 15         /* ranks whose tensors are plain; 16: any set, in combine the same or the others */
 #endif
 #ifndef BROKEN
 #define BROKEN 0
@@ -84,7 +84,7 @@ byte asked[16], returned[16];        /* combine: requests, returned rounds */
 byte ready[4], data[4], shown[4], done[4]; /* signals in a node: the last operation */
 byte now[4];                         /* operation whose tensors a rank has given, + 1 */
 int rows[4];                         /* dispatch: rows placed at this rank; combine: rows that it got back */
-byte box[4], ask[4], answer[4];      /* FORM 0, 2: inbox of one row; a request for a row, and the row: from the mate */
+byte box[4], ask[4], reply[4];      /* FORM 0, 2: inbox of one row; a request for a row, and the row: from the mate */
 #if BROKEN == 4
 byte many[4];                        /* rounds in the inbox of a rank */
 #endif
@@ -292,7 +292,7 @@ inline put_own() { box[M] = NUMBER(p, own); own++ }
 
 proctype Rank(byte p, wplain, rplain) {
   byte h, nd, nc, k, q;
-  byte out, own, fwd, credits, in, took, asks; /* rounds sent, own rows, rows relayed, credits given, rows drained, ... */
+  byte out, own, fwd, credits, in, took, asks; /* rounds sent, own rows, rows relayed, credits, rows drained, ... */
   do
   :: h == OPS -> break
   :: h < OPS && !COMBINE(h) ->
@@ -348,13 +348,13 @@ proctype Rank(byte p, wplain, rplain) {
           ask[M] = NUMBER(O, fwd); asks = 2 }
      :: atomic { fwd < RELAYED && HERE(asked, nc, rplain, fwd) && !FOR_MATE(rplain) ->
           d_step { from = DEST(O) & NODE(p); read_rows() }; fwd++ }
-     :: atomic { answer[p] != 0 ->
-          assert(answer[p] == (asks == 1 -> NUMBER(p, own) : NUMBER(O, fwd)));
-          own = (asks == 1 -> own + 1 : own); fwd = (asks == 2 -> fwd + 1 : fwd); answer[p] = 0; asks = 0 }
+     :: atomic { reply[p] != 0 ->
+          assert(reply[p] == (asks == 1 -> NUMBER(p, own) : NUMBER(O, fwd)));
+          own = (asks == 1 -> own + 1 : own); fwd = (asks == 2 -> fwd + 1 : fwd); reply[p] = 0; asks = 0 }
      :: atomic { credits < ROUNDS_OF(O, p, rplain) && credits < ROUNDS_TO(fwd) ->
           CLEAR(slot, O, p, credits); FILL(back, O, p, credits); returned[L(O,p)]++; credits++ }
-     :: atomic { ask[p] != 0 && answer[M] == 0 -> assert((h * 4 + 4) * T >= ask[p] && h * 4 * T < ask[p]);
-          answer[M] = ask[p]; ask[p] = 0; in++ }
+     :: atomic { ask[p] != 0 && reply[M] == 0 -> assert((h * 4 + 4) * T >= ask[p] && h * 4 * T < ask[p]);
+          reply[M] = ask[p]; ask[p] = 0; in++ }
      :: atomic { took < out && returned[L(p,O)] > OLD(nc, p, O, rplain) + took -> k = took + 1; q = O;
           d_step { CLEAR(back, p, q, k - 1); i = took * C;
             do :: i < LAST(p, took) -> assert(!(rows[p] & ROW(q, i))); rows[p] = rows[p] | ROW(q, i); i++

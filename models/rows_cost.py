@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What A and B of rows.pml cost one source: rounds, turns and bytes between nodes (the table of docs/models.md).
 
-A (a plain rank is its own relay): a lane to every rank; slots have the memory of today's slots and windows. B (inboxes):
-a lane to the relay of every other node, as today. Rounds are cut where one lane is full, as ht_cut.h does."""
+A (a plain rank is its own relay): a lane to every rank; slots have the memory of today's slots and windows.
+B (inboxes): a lane to the relay of every other node, as today. Rounds are cut where one lane is full, as ht_cut.h does."""
 import random
 
 TOKENS, TOPK, NODE, SLOTS, TURN = 4096, 8, 8, 8, 4
@@ -43,6 +43,7 @@ for ranks in 8, 16, 64, 256, 1024:
         a = room(2 * (ranks - 1), RELAY_BYTES + WINDOW_BYTES)  # one slot there, one for what comes back
         b = room(min(2, others) * others + others, RELAY_BYTES)  # relays have room for twice the usual sources
         turns = ra, rb = rounds(tokens, a), rounds(nodes, b) if others else 0
-        sent = [sum(len(t) for t in way) * PAYLOAD / 1e6 for way in ([[r for r in t if r >= NODE] for t in tokens], nodes)]
+        far = [[r for r in t if r >= NODE] for t in tokens]
+        sent = [sum(len(t) for t in way) * PAYLOAD / 1e6 for way in (far, nodes)]
         print(f"{ranks:5} {hot:3} | {a} {b} | {ra} {rb} | {' '.join(str(-(-r // TURN)) for r in turns)} | "
               f"{sent[0]:.0f} {sent[1]:.0f}")

@@ -36,8 +36,8 @@
  *
  * Fence (FENCE): before a process sends ready, it writes the new name into a word of each process of its node that is
  * left out (of any view that it installed or was ready for), and then waits until that one is not writing or has ended.
- * A writer announces that it writes, then looks at its word, then writes. A writer that is stopped in the middle neither
- * ends nor stops: the change ends at the deadline. Between nodes new keys do this.
+ * A writer announces that it writes, then looks at its word, then writes. A writer that is stopped in the middle
+ * neither ends nor stops writing: the change ends at the deadline. Between nodes new keys do this.
  * Masks are local, and no rule reads them: so they are no variable. BROKEN 11 is also the coordinator that subtracts
  * whom it has masked. */
 #ifndef N
@@ -97,8 +97,8 @@ chan ask[P*P] = [CALLS] of { mtype, byte, byte, byte };  /* agree: attempt, view
 chan to[P*P] = [K] of { mtype, byte, byte };             /* commit: attempt, view; ready and done: 0, view */
 byte nv = 1, rnd[NV], co[NV], set[NV], rdy[NV];  /* views: round, coordinator, members, who is to be ready */
 byte est = 1, had = 1;                           /* views established; views that anybody was ready for */
-byte serves[P], newest[P];                       /* view each serves in; its control block: newest view it was ready for */
-byte open[P], cur[P], att[P], gathers;           /* attempt that waits for commit; its view; attempts; who takes agrees */
+byte serves[P], newest[P];                       /* view each serves in; its block: newest view it was ready for */
+byte open[P], cur[P], att[P], gathers;           /* attempt that waits for commit, its view; attempts; coordinators */
 byte seat[P], ended, bye, faults = FAULTS;
 #ifdef FENCE
 byte word[P], writing, writes = WRITES;          /* newest view that each is left out of; who writes */
@@ -175,7 +175,8 @@ inline p2_ever(w) {                         /* lo, t: the established views befo
 }
 inline p4(w) {
   j = 0;
-  do :: j < P -> assert(!(set[w] & B(j)) || newest[j] == w || LATER(newest[j], w) || BROKEN == 15); j++ :: else -> break od
+  do :: j < P -> assert(!(set[w] & B(j)) || newest[j] == w || LATER(newest[j], w) || BROKEN == 15); j++
+     :: else -> break od
 }
 
 #ifdef FENCE
@@ -238,8 +239,8 @@ inline end(normally) { ended = ended | B(p); bye = bye | (normally -> B(p) : 0);
 #define LESS(q) (p != q && (x & B(q))) -> x = x & ~B(q)
 #define TELL(q) atomic { x & B(q) -> x = x & ~B(q); send(q, commit, at[q], v); if :: x == 0 -> goto Collect :: else fi }
 #define COUNT(q) atomic { CH(q,p)?m,a,d -> if :: m == ready && d == v -> x = x & ~B(q) :: else fi; CLEAR; \
-    if :: x == 0 -> d_step { established() }; goto Answer :: else fi }
-#define ANSWER(q) atomic { x & B(q) -> x = x & ~B(q); send(q, done, 0, v) }
+    if :: x == 0 -> d_step { established() }; goto Reply :: else fi }
+#define REPLY(q) atomic { x & B(q) -> x = x & ~B(q); send(q, done, 0, v) }
 
 proctype Member(byte p) {
   byte ins = 0, dbt = 0, mx = 1;            /* kept: last view installed, doubts, greatest round */
@@ -347,11 +348,11 @@ Collect:
 #else
   :: atomic { x & B(p) -> d_step { newest[p] = v; doubt(); x = x & ~B(p) };
 #endif
-       if :: x == 0 -> d_step { established() }; goto Answer :: else fi }
+       if :: x == 0 -> d_step { established() }; goto Reply :: else fi }
   :: DEADLINE(Burn)
   od;
-Answer:
-  do EACH(ANSWER) :: x == 0 -> goto Install :: DEADLINE(Burn) od;
+Reply:
+  do EACH(REPLY) :: x == 0 -> goto Install :: DEADLINE(Burn) od;
 Burn:
 #if BROKEN == 5
   dbt = dbt & ~B(v);
@@ -371,7 +372,8 @@ end_gone:
 init {
   d_step {
     rnd[0] = 1; set[0] = B(N)-1; rdy[0] = B(N)-1; i = 0;
-    do :: i < P -> seat[i] = (i < N -> i : 255); serves[i] = (i < N -> 0 : NONE); cur[i] = NONE; i++ :: else -> break od };
+    do :: i < P -> seat[i] = (i < N -> i : 255); serves[i] = (i < N -> 0 : NONE); cur[i] = NONE; i++
+    :: else -> break od };
   byte z = 0;
   atomic { do :: z < P -> run Member(z); z++ :: else -> break od }
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # check_models.sh [--all] [NAME]: runs spin on models/*.pml: the protocols, which must hold, and broken variants of each
-# rule, of which each must be found. One line a run: bounds, states, result. --all: the larger bounds too (minutes, 6 GB).
+# rule, of which each must be found. One line a run: bounds, states, result. --all: larger bounds too (minutes, 6 GB).
 # NAME: only runs whose name has it. docs/models.md says how to read a counterexample; it is kept in build-logs/models.
 #
-# Searches are complete: states are stored whole (COLLAPSE keeps them exactly), no bit-state hashing, no hash compaction.
+# Searches are complete: states are stored whole (COLLAPSE keeps them exactly); no bit-state hashing or hash compaction.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,14 +30,18 @@ result_of() { # OUTPUT STATUS
     if [ "$2" -ne 0 ] || ! grep -q State-vector "$out"; then
         echo "no result: $(tail -1 "$out" | cut -c1-60)"
     elif grep -q 'errors: 0' "$out"; then
-        if grep -qE 'not completed|too small|out of memory|max search depth' "$out"; then echo incomplete; else echo ok; fi
+        if grep -qE 'not completed|too small|out of memory|max search depth' "$out"; then
+            echo incomplete
+        else
+            echo ok
+        fi
     else
         case $(grep -m1 'pan:1' "$out") in
         *'non-progress'*) echo 'found: cycle' ;;
         *'invalid end'*) echo 'found: deadlock' ;;
         *nfull* | *q_full*) echo 'channel full' ;;
         *'slot['* | *'back['*'==0'*) echo 'found: slot' ;;
-        *'back['* | *'answer['*) echo 'found: mixed' ;;
+        *'back['* | *'reply['*) echo 'found: mixed' ;;
         *'now['*) echo 'found: place' ;;
         *'violated (rows['* | *'violated ( !((rows['*) echo 'found: rows' ;;
         *serves*'n<='* | *'n<=1'*) echo 'found: P2 now' ;;
@@ -79,7 +83,7 @@ verify() { # NUMBER NAME WANT MODEL OPTION...: one run, one line
     esac
     [ "$mark" = ' ' ] || touch "$work/failed"
     printf '%s %-6s %-44s %-52s %9s  %-16s %6s\n' "$mark" "$model" "$name" "$*" "${states:--}" "$result" "${seconds:--}"
-    rm -f "$dir"/pan*
+    rm -rf "$dir"
 }
 
 count=0
@@ -197,7 +201,8 @@ views_all() {
 }
 
 command -v spin >/dev/null || { echo "skipped: no spin here (Debian's package spin)" && exit 77; }
-spin -V && echo "exhaustive: -DCOLLAPSE -DMEMLIM=$memory, pan -m1000000 -w20; +: variables of models/*.pml as set"
+spin -V
+echo "complete searches: -DCOLLAPSE -DMEMLIM=$memory, pan -m1000000 -w20; bounds not shown: the models' own"
 printf '  %-6s %-44s %-52s %9s  %-16s %6s\n' model run bounds states result s
 rows
 views

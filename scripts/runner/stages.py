@@ -25,7 +25,7 @@ SLURM = ".slurm-test"  # likewise
 # here.
 TIMES = {
     "gcc-configure": 3, "gcc-build": 90, "gcc": 430, "quick": 60, "seeds-all": 9, "seeds-recover": 14, "seeds-join": 14,
-    "seeds-late": 12, "install": 2, "demo": 8, "manual": 4, "docs": 60,
+    "seeds-late": 12, "install": 2, "demo": 8, "manual": 4, "docs": 60, "models": 60,
     "cxx": 20,
     "format": 10, "scripts": 12, "commits": 1, "layers": 8, "agent": 6,
     "tidy": 40,
@@ -51,9 +51,9 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "cross": ["cross-configure", "cross-build", "cross"],
 }
 
-TEST = ["quick", "symbols", "install", "demo", "seeds", "venv", "python"]
+TEST = ["quick", "symbols", "install", "demo", "seeds", "models", "venv", "python"]
 ALL = ["scripts", "commits", "format", "layers", "noexit", "gcc", "symbols", "abi", "cxx", "install", "demo", "venv",
-       "python", "clang", "address", "thread", "docs", "cross", "tidy", "seeds"]
+       "python", "clang", "address", "thread", "docs", "cross", "tidy", "seeds", "models"]
 QUICK = ["scripts", "commits", "format", "layers", "noexit", "quick", "symbols", "cxx"]
 
 # Stages that run side by side. The first two lanes take about 700 and 550 s of CPU time. Tests in them wait for clocks,
@@ -63,7 +63,7 @@ QUICK = ["scripts", "commits", "format", "layers", "noexit", "quick", "symbols",
 LANES = [
     ["gcc", "quick", "symbols", "abi", "install", "demo", "python"],
     ["clang", "address", "thread", "docs"],
-    ["scripts", "commits", "format", "layers", "noexit", "cxx", "cross", "tidy", "seeds"],
+    ["scripts", "commits", "format", "layers", "noexit", "cxx", "cross", "tidy", "seeds", "models"],
     ["venv"],
 ]
 LEFT_OVER = 2  # the lane of low priority
@@ -158,6 +158,11 @@ def seeds(run):
     for faults in ("all", "recover", "join", "late"):
         run.check("seeds-" + faults, [gcc_folder() + "/epx", "sim", "--seeds", "1000", "--faults", faults, "--from",
                                       os.environ.get("EPX_TEST_SEED", "1")])
+
+
+def models(run):
+    """spin: models of protocols, which hold, and broken variants, of which each is found"""
+    run.check("models", ["scripts/check_models.sh"])
 
 
 def symbols(run):
