@@ -45,12 +45,13 @@ class Layer:
         """get_dispatch_layout()."""
         return self.buffer.get_dispatch_layout(self.idx[i % ROUTINGS], self.experts)
 
-    def dispatch(self, i: int, x: Any, layout: Any = None) -> Any:
+    def dispatch(self, i: int, x: Any, layout: Any = None, **options: Any) -> Any:
         """A dispatch with a new routing."""
         per_rank, per_node, per_expert, in_rank, _event = layout or self.layouts[i % ROUTINGS]
         return self.buffer.dispatch(
             x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert, topk_idx=self.idx[i % ROUTINGS], topk_weights=self.weights[i % ROUTINGS])
+            num_tokens_per_expert=per_expert, topk_idx=self.idx[i % ROUTINGS], topk_weights=self.weights[i % ROUTINGS],
+            **options)
 
     def most_rows(self) -> int:
         """Checks every routing; the most rows that one of them brings here."""
