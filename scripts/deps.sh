@@ -37,6 +37,11 @@ network() { # CMake's option, header
 # Whether a program can open a library by this name.
 has_library() { [[ $(PATH=$PATH:/usr/sbin:/sbin ldconfig -p) == *"$1"* ]]; }
 
+# Those of the python3 that CMake finds.
+python_headers() {
+    python3 -c 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_paths()["include"], "Python.h"))'
+}
+
 has_libc() { [ -e "$("$1" -print-file-name=crt1.o)" ]; }
 
 tool() { PATH=$PATH:/usr/sbin:/sbin command -v "$1"; }
@@ -55,6 +60,7 @@ find_build() {
     [ "$purpose" != build ] || for_tests=want
     find_library
     want python3 "manual pages" python3 --version # cmake/EpxManual.cmake
+    want python3-dev "deep_ep" python_headers # cmake/EpxCalls.cmake
     want libsodium23 "sealed connections; without it by libcrypto" has_library libsodium.so # docs/security.md
     $for_tests libcmocka-dev "tests in C" pkg-config --exists cmocka
     $for_tests openmpi-bin "epx bench --vs mpi" mpirun --version

@@ -4,11 +4,11 @@
 import contextlib
 import functools
 import math
-import weakref
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import epx
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ._checks import describe, refused, wrong
 from ._checks import dtype as check_dtype
@@ -16,7 +16,7 @@ from ._elastic_engine import ElasticEngine
 from ._elastic_move import MOST_FANOUT, Mover, all_ranks, current_stream
 from ._elastic_sizes import Shapes, shape_list, up
 from ._elastic_streams import comm_stream
-from ._memory import CudaHeap, Form, Heap, Revocable, use_on
+from ._memory import Form, Heap, use_on
 
 _LEAST_ROW, _MOST_ROW = 4096, 32768
 _MOST_GATHERS = 32
@@ -38,11 +38,23 @@ def heap_bytes(session_bytes: int) -> int:
     return up(2 * (session_bytes + session_bytes // 7) + (8 << 20), 1 << 20)
 
 
+class _Memory:
+    """The memory of a gathered tensor, to be taken although tensors refer to it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.address, self.nbytes = tensor.data_ptr(), tensor.nbytes
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+
+    def referred(self) -> bool:
+        """True while a tensor refers to it."""
+        return not self._storage.expired()
+
+
 class _Place:
     """A gathered tensor in the heap: [R, bytes], each rank's part rounded up where no row size divides it."""
 
     flat: torch.Tensor
-    memory: Optional["weakref.ref[Revocable]"] = None  # of the memory that tensors refer to
+    memory: Optional[_Memory] = None
 
     def __init__(self, device: torch.device, ranks: int, shape: Tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape, self.dtype, self.ranks = shape, dtype, ranks
@@ -56,10 +68,10 @@ class _Place:
     def take(self, heap: Heap) -> bool:
         """Takes memory of the heap, if it has room."""
         if self.nbytes:
-            made = heap.make_revocable(self.form)
+            made = heap.try_make(self.form)
             if made is None:
                 return False
-            self.flat, self.memory = made[0][0], weakref.ref(made[1])
+            self.flat, self.memory = made[0], _Memory(made[0])
         return True
 
     def mine(self, rank: int) -> torch.Tensor:
@@ -87,7 +99,7 @@ class Gathers:
             max_hidden_bytes=_MOST_ROW, max_topk=min(ranks, MOST_FANOUT), max_recv_tokens=1,
             alloc_bytes=heap_bytes(session_bytes), timeout_ms=engine.settings.timeout_ms)
         self._mover = Mover(group, device)
-        self._heap = Heap(group, device) if device.type == "cpu" else CudaHeap(group, device)
+        self._heap = Heap(group, device)
         self._engine, self._device = engine, device
         self._limits = (session_bytes, gathers)
         self._session: Optional[object] = None
@@ -98,7 +110,7 @@ class Gathers:
         self._made: List[_Place] = []
         self._given: List[torch.Tensor] = []  # likewise: record_stream() has no effect on a tensor in a heap
         self._captured: List[_Place] = []  # that graphs write to whenever they are replayed
-        self._ended: List["weakref.ref[Revocable]"] = []  # of sessions that have ended, the oldest first, not captured
+        self._ended: List[_Memory] = []  # of sessions that have ended, the oldest first, not captured
 
     def begin(self) -> None:
         """Begins a session."""
@@ -129,7 +141,7 @@ class Gathers:
         self._ended += [place.memory for place in self._made if place.memory is not None and id(place) not in captured]
         self._made.clear()
         self._given.clear()
-        self._ended = [memory for memory in self._ended if memory() is not None]
+        self._ended = [memory for memory in self._ended if memory.referred()]
 
     def _need_session(self, call: str) -> None:
         if self._session is None:
@@ -139,11 +151,10 @@ class Gathers:
         """Takes the memory of the oldest tensor of a session that has ended, and that a caller still refers to. Not of
         those that are gathered in this session: these, and those of this call. False if there is none."""
         addresses = [t.data_ptr() for t in (*self._given, *given)]
-        for place, ref in enumerate(self._ended):
-            memory = ref()
-            if memory is not None and not any(0 <= at - memory.address < memory.nbytes for at in addresses):
+        for place, memory in enumerate(self._ended):
+            if memory.referred() and not any(0 <= at - memory.address < memory.nbytes for at in addresses):
                 self._mover.settle()
-                memory.revoke()
+                self._heap.revoke(memory.address)
                 del self._ended[place]
                 return True
         return False
@@ -164,7 +175,7 @@ class Gathers:
             while not place.take(self._heap):
                 if not self._revoke(given):
                     raise refused("all_gather: expected room for %d bytes more; tensors that were captured, or "
-                                  "that are gathered in this session, keep theirs" % place.form.nbytes)
+                                  "that are gathered in this session, keep theirs" % (place.ranks * place.part))
         self._used = used
         self._made.extend(places)
         return places

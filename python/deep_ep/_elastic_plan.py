@@ -14,7 +14,7 @@ from epx.tensors import fill
 
 from ._elastic_engine import ElasticPool
 from ._fresh import RowGuess
-from ._memory import CudaHeap, Form, Made, Ordinary, Part
+from ._memory import Form, Made, Part
 
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.float32: epx.DType.FP32,
            torch.int32: epx.DType.INT32, torch.int64: epx.DType.INT64}
@@ -40,10 +40,8 @@ class Kind(NamedTuple):
 
 
 def _memory(pool: ElasticPool, form: Form) -> Made:
-    """Tensors of a form, in the heap if there is room. On a GPU they are created when the work is queued."""
-    if isinstance(pool.heap, CudaHeap):
-        return pool.heap.reserve(form) or Ordinary(form.ordinary(pool.device))
-    return Ordinary(pool.heap.try_make(form) or form.ordinary(pool.device))
+    """Tensors of a form, in the heap if there is room."""
+    return Made(pool.heap.try_make(form) or form.ordinary(pool.device))
 
 
 class Counts:
@@ -156,10 +154,10 @@ class DispatchPlan:
     def guess(self, limit: int) -> Optional[Tuple[int, Memories]]:
         """(a number of rows that the next dispatch will hardly exceed, memory for them); None where a dispatch cannot
         be queued before its rows are known. `limit`: more than so many there cannot be."""
-        if not isinstance(self._pool.heap, CudaHeap) or self._pool.group.info.nnodes > 1:
+        if self._pool.heap.streams is None or self._pool.group.info.nnodes > 1:
             return None
         # A token takes a line of the source map, and at least one row.
-        return self._guess.reserve(limit, lambda rows, evict: self._try_reserve(rows, rows, evict), self._ordinary)
+        return self._guess.reserve(limit, lambda rows: self._try_reserve(rows, rows), self._ordinary)
 
     def update(self, address: int, idx: torch.Tensor, counts: Counts, stats: Optional[torch.Tensor],
                drop_rows: int, expected_rows: int, stream: Any) -> None:
@@ -229,30 +227,26 @@ class DispatchPlan:
 
     def _reserve(self, rows: int, lines: int) -> Memories:
         """In the heap, as far as there is room."""
-        memories = self._try_reserve(rows, lines, True) if isinstance(self._pool.heap, CudaHeap) else None
-        if memories is None:
-            large, *others = self._forms(rows, lines)
-            memories = Memories(_memory(self._pool, large),
-                                *(None if form is None else _memory(self._pool, form) for form in others))
-        return memories
+        large, *others = self._forms(rows, lines)
+        return Memories(_memory(self._pool, large),
+                        *(None if form is None else _memory(self._pool, form) for form in others))
 
     def _ordinary(self, rows: int) -> Optional[Memories]:
         """In torch's memory. Rows may pass through the receive buffer: no more than it holds. Padding may be more."""
         if rows > self._pool.group.info.max_recv_tokens:
             return None
         return Memories(*(  # type: ignore[arg-type]
-            None if form is None else Ordinary(form.ordinary(self._pool.device)) for form in self._forms(rows, rows)))
+            None if form is None else Made(form.ordinary(self._pool.device)) for form in self._forms(rows, rows)))
 
-    def _try_reserve(self, rows: int, lines: int, evict: bool) -> Optional[Memories]:
+    def _try_reserve(self, rows: int, lines: int) -> Optional[Memories]:
         """In the heap, or not at all."""
-        assert isinstance(self._pool.heap, CudaHeap)
-        forms = self._forms(rows, lines)
-        reserved = self._pool.heap.reserve_all([form for form in forms if form is not None], evict)
-        if not reserved:
-            return None
-        made = iter(reserved)
-        return Memories(*(  # type: ignore[arg-type]
-            None if form is None else next(made) for form in forms))
+        made: List[Optional[Made]] = []
+        for form in self._forms(rows, lines):
+            tensors = self._pool.heap.try_make(form) if form is not None else None
+            if form is not None and tensors is None:
+                return None
+            made.append(Made(tensors) if tensors is not None else None)
+        return Memories(*made)  # type: ignore[arg-type]
 
     def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
             sizes: Tuple[int, int, int], max_sms: int, stream: Any, used: List[Any]) -> Result:

@@ -23,7 +23,7 @@ import torch
 from epx._library import load
 
 from ._checks import refused
-from ._memory import CudaHeap, Heap
+from ._memory import Heap, calls
 from ._settings import LOW_LATENCY_TOPK, Settings, hinted_sizes
 from ._streams import capture_of, settle
 
@@ -44,10 +44,12 @@ class Pool:
         self.max_tokens = max_tokens
         self.topk = topk
         self.hidden_bytes = hidden_bytes
-        self.heap = Heap(group, device) if self.on_cpu else CudaHeap(group, device)
+        self.heap = Heap(group, device)
+        info = group.info
+        self._place = calls.Place(device, -1 if self.on_cpu else self._index, self.heap.native, info.nranks,
+                                  info.local_experts, info.nnodes, info.num_experts, topk, hidden_bytes,
+                                  info.max_recv_tokens)
         self.combine_plans: Dict[Any, Any] = {}  # low latency, by kind of call
-        self.layout_plans: Dict[Any, Any] = {}  # by top-k and dtype
-        self.fresh_plans: Dict[Any, Any] = {}  # high throughput, by kind of call
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
         self.used = False  # True after the first dispatch
@@ -108,8 +110,6 @@ class Pool:
         self.closed = True
         self.combine_buffers = [None, None]
         self.combine_plans.clear()
-        self.layout_plans.clear()
-        self.fresh_plans.clear()
         self.heap.close()
         self.group.destroy(wait)
 
@@ -190,6 +190,7 @@ class Engine:
         self.plans_of_pools: Dict[Any, Any] = {}
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
+        self._last_high: Optional[Pool] = None  # that of the last dispatch, of those
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
         # Replaced ones, which handles or graphs use; some are closed.
         self._old_high: List[Pool] = []
@@ -229,6 +230,7 @@ class Engine:
     def _take_pools(self) -> List[Pool]:
         """All of them; the engine has none from now on."""
         pools = [pool for pool in self._pools() if not pool.closed]
+        self._last_high = None
         self._high.clear()
         self._low.clear()
         self._old_high.clear()
@@ -267,12 +269,13 @@ class Engine:
         pool = self._high.get((device, num_experts))
         if pool is None or not pool.fits(topk, hidden_bytes):
             pool = self.grow_high_throughput(device, num_experts, tokens, hidden_bytes, topk)
+        self._last_high = pool
         return pool
 
     def grow_high_throughput(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int,
                              topk: int) -> Pool:
         """Replaces the pool by one for these sizes as well, and for the tokens of all ranks. Collective."""
-        old = self._high.pop((device, num_experts), None)
+        self._last_high, old = None, self._high.pop((device, num_experts), None)
         had = (old.max_tokens, old.hidden_bytes, old.topk) if old is not None else (0, 0, 8)
         self._replace(old, self._old_high)  # first: the new one may need its memory
         pool = self._make_high(device, num_experts, max(tokens, had[0]), max(hidden_bytes, had[1]), max(topk, had[2]))

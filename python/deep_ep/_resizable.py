@@ -10,10 +10,9 @@ moved them elsewhere, nothing is ever written, and storages stay as torch made t
 import ctypes
 import functools
 import sys
-from typing import Dict, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
-from epx.dlpack import copy_bytes
 
 _WORDS = 10  # of a storage object; every torch since 2.1 has at least eleven
 _FIRST = 7  # word behind the size
@@ -43,28 +42,14 @@ def _byte(word: int, which: int) -> int:
     return word.to_bytes(8, sys.byteorder)[which]
 
 
-class _Patch:
-    """What a resizable storage has in the two places."""
-
-    def __init__(self, flag: int, allocator: int, address: int) -> None:
-        self._flag, self._allocator = flag, allocator
-        self._true, self._address = ctypes.c_uint8(1), ctypes.c_uint64(address)
-        self._at_true, self._at_address = ctypes.addressof(self._true), ctypes.addressof(self._address)
-
-    def apply(self, storage: torch.UntypedStorage) -> None:
-        """Makes the storage resizable."""
-        at = storage._cdata
-        copy_bytes(at + self._allocator, self._at_address, 8)
-        copy_bytes(at + self._flag, self._at_true, 1)
-
-
 def _works(flag: int, allocator: int, address: int) -> bool:
     """Tries the offsets: a storage of foreign memory is resized to nothing and back."""
     tensor = torch.frombuffer(bytearray(b"\1" * 96), dtype=torch.uint8)
     storage = tensor.untyped_storage()
     if storage.resizable():
         return False
-    _Patch(flag, allocator, address).apply(storage)
+    ctypes.c_uint64.from_address(storage._cdata + allocator).value = address
+    ctypes.c_uint8.from_address(storage._cdata + flag).value = 1
     if not storage.resizable() or storage.nbytes() != 96:
         return False
     storage.resize_(0)
@@ -81,27 +66,15 @@ def _place() -> Optional[Tuple[int, int, int]]:
         return next((one for one in found if _works(*one)), None)
 
 
-_patches: Dict[torch.device, Optional[_Patch]] = {}
-
-
-def _patch_of(device: torch.device) -> Optional[_Patch]:
-    """The patch with torch's allocator for a device, or None where storages cannot be made resizable."""
+@functools.lru_cache(maxsize=None)
+def patch_of(device: torch.device) -> Tuple[int, int, int]:
+    """What a storage of a device needs to be resized, for python/calls: offsets of a flag that becomes 1 and of the
+    allocator, and the allocator. Three zeros where that is not known."""
     place = _place()
     if place is None:
-        return None
+        return 0, 0, 0
     flag, allocator, address = place
     if device.type != "cpu":
-        address = _words(torch.empty(512, dtype=torch.uint8, device=device).untyped_storage())[allocator // 8]
-    return _Patch(flag, allocator, address)
-
-
-def make_resizable(tensor: torch.Tensor) -> None:
-    """Lets the storage of a tensor over foreign memory be resized. resize_() releases that memory, as soon as no other
-    tensor has a part of it, and takes torch's own."""
-    device = tensor.device
-    try:
-        patch = _patches[device]
-    except KeyError:
-        patch = _patches[device] = _patch_of(device)
-    if patch is not None:
-        patch.apply(tensor.untyped_storage())
+        with torch.inference_mode(False):
+            address = _words(torch.empty(512, dtype=torch.uint8, device=device).untyped_storage())[allocator // 8]
+    return flag, allocator, address

@@ -18,7 +18,7 @@ from epx.errors import make_error
 
 from ._checks import refused, wrong
 from ._eager import eager
-from ._memory import use_on
+from ._memory import use_on, wait_for
 from .utils import EventHandle, EventOverlap
 
 
@@ -155,10 +155,6 @@ class HostLaunch:
         """The context for torch's own operations."""
         return contextlib.nullcontext()
 
-    def follow(self) -> None:
-        """What is written into the heap next comes behind all operations: those that nobody has waited for hold their
-        tensors."""
-
     def join(self, _tensors: Iterable[Any]) -> None:
         """Later work of the calling thread comes after the operation."""
         if self._group.alive:  # else its end has waited
@@ -181,6 +177,26 @@ class HostLaunch:
             self.keep(tensors)
             raise
         return EventOverlap()
+
+
+def join(pool: Any, launch: Any, stream: int, tensors: Iterable[Any]) -> None:
+    """Later work of the current stream comes after a call, which had this launch, or none and this stream."""
+    if launch is not None:
+        launch.join(tensors)
+    elif pool.on_cpu:
+        if pool.group.alive:  # else its end has waited
+            settle(pool.group)
+    elif not pool.capturing() and stream != pool.stream():
+        wait_for(stream, pool.device)
+        use_on(torch.cuda.current_stream(pool.device), tensors, given=True)
+
+
+def keep(group: epx.Group, launch: Any, tensors: Any) -> None:
+    """Keeps the tensors of a call that has failed until the work now queued has run."""
+    if launch is not None:
+        launch.keep(tensors)
+    elif group.alive:
+        group.hold(tensors)
 
 
 @contextlib.contextmanager
@@ -217,13 +233,6 @@ class CudaLaunch:
     def context(self) -> ContextManager[Any]:
         """The context for torch's own operations, including allocations."""
         return contextlib.nullcontext() if self._stream is self._current else torch.cuda.stream(self._stream)
-
-    def follow(self) -> None:
-        """What torch writes into the heap next comes behind all operations. Results of asynchronous ones may have been
-        released with nobody waiting for them, and their memory is reused behind the current stream's work. Captured
-        work has memory of its own."""
-        if not self.aside and not torch.cuda.is_current_stream_capturing():
-            self._current.wait_stream(self._comm)
 
     def join(self, tensors: Iterable[Any]) -> None:
         """Later work of the current stream comes after the operation, and may use its tensors. A capture has waited for

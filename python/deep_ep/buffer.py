@@ -11,14 +11,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import _checks as checks
-from . import _high_throughput, _low_latency
+from . import _low_latency
 from . import _unused as unused
+from ._calls import calls
 from ._checks import refused, wrong
 from ._eager import eager_class
 from ._engine import Engine, Pool
-from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
-from ._streams import CudaLaunch, HostLaunch, current_address, overlap_of
+from ._streams import CudaLaunch, HostLaunch, overlap_of
 from .config import DEFAULT_SMS, Config, most_sms
 from .utils import EventHandle, EventOverlap, initialize_uccl
 
@@ -104,7 +104,6 @@ class Buffer:
         self.proxies, self.workers = initialize_uccl()
         self._comm_stream: Any = None
         self._last_config: Optional[Config] = None
-        self._last_layout: Callable[[], Optional[LayoutPlan]] = lambda: None
         self._on_current_stream = use_default_stream_as_comm_stream
         self._local: Dict[bool, StorageWeakRef] = {}
         self._masks_itself = False  # EPX has no such rank: only a query shows it
@@ -233,7 +232,7 @@ class Buffer:
         return flat
 
     def _follow(self) -> None:
-        """CudaLaunch.follow() for new memory of the heap that the caller writes."""
+        """What the caller writes into new memory of the heap comes behind all operations."""
         if self._comm_stream is not None and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().wait_stream(self._comm_stream)
 
@@ -273,43 +272,7 @@ class Buffer:
         """The counts for dispatch: (num_tokens_per_rank i32[R], num_tokens_per_rdma_rank i32[nodes] or None inside a
         node, num_tokens_per_expert i32[E], is_token_in_rank bool[T,R], event). -1 in topk_idx means no expert. An id of
         num_experts or more raises an error: here on the CPU, in dispatch on a GPU."""
-        plan = self._last_layout()
-        if plan is not None and previous_event is None and not (async_finish or allocate_on_comm_stream):
-            self._open()
-            if plan.fits(self._engine.high_throughput_pool(plan.device, num_experts), topk_idx, num_experts):
-                return (*plan.run(topk_idx, current_address(plan.device)), EventOverlap())
-        checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (None, None))
-        num_experts = checks.positive("num_experts", num_experts)
-        device = checks.device_of("topk_idx", topk_idx)
-        launcher = self._launcher(device, previous_event, async_finish, allocate_on_comm_stream)
-        if device.type == "cpu":
-            before = overlap_of("previous_event", previous_event)
-            if before is not None and before.event is not None:
-                before.event.current_stream_wait()
-            check_experts(topk_idx, num_experts)
-            event = EventOverlap(EventHandle()) if async_finish else EventOverlap()
-            return (*dispatch_layout(topk_idx, num_experts, self.group_size, self._engine.node_of), event)
-        plan = self._layout_plan(topk_idx, num_experts)
-        if plan is not None:
-            self._last_layout = weakref.ref(plan)
-        if plan is not None and previous_event is None and not async_finish:
-            return (*plan.run(topk_idx, current_address(device)), EventOverlap())
-        launch = launcher(None)
-        with launch.context():
-            layout = plan.run(topk_idx, launch.address, reuse=False) if plan else dispatch_layout(
-                topk_idx, num_experts, self.group_size, self._engine.node_of)
-        return (*layout, launch.finish([topk_idx], layout))
-
-    def _layout_plan(self, topk_idx: torch.Tensor, num_experts: int) -> Optional[LayoutPlan]:
-        """The plan to call EPX's own kernel, or None while no dispatch has created a group for it."""
-        pool = self._engine.high_throughput_pool(topk_idx.device, num_experts)
-        topk = topk_idx.shape[1]
-        if pool is None or not 1 <= topk <= 32 or not topk_idx.is_contiguous() or not topk_idx.shape[0]:
-            return None
-        plan = pool.layout_plans.get((topk, topk_idx.dtype))
-        if plan is None:
-            plan = pool.layout_plans[(topk, topk_idx.dtype)] = LayoutPlan(pool, topk, topk_idx.dtype)
-        return plan
+        return calls.layout(self, topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream)
 
     def dispatch(self, x: _Tokens, handle: Optional[_Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
@@ -328,22 +291,11 @@ class Buffer:
         num_recv_tokens_per_expert_as_cuda, an addition of Primus-Turbo, the list is an int64 tensor on the device of x.
         This also holds with num_worst_tokens, where the list would be empty.
         """
-        if handle is not None and (topk_idx is not None or topk_weights is not None):
-            raise wrong("topk_idx, topk_weights", "None with a handle, which has the routing", "a tensor")
-        tokens, _scales = checks.tokens(x)
         num_sms = self._sms_of(config)
-        launcher = self._launcher(tokens.device, previous_event, async_finish, allocate_on_comm_stream)
-        if handle is not None:
-            return _high_throughput.dispatch_again(self._engine, launcher, x, handle, most_sms(num_sms))
-        checks.tensor("num_tokens_per_rank", num_tokens_per_rank, (torch.int32,), (self.group_size,), tokens.device)
-        if self._engine.nnodes > 1:
-            checks.optional("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank, (torch.int32,),
-                            (self._engine.nnodes,), tokens.device)
-        request = _high_throughput.DispatchRequest(
-            self._engine, x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
-            num_worst_tokens, most_sms(num_sms))
-        return _high_throughput.dispatch(
-            self._engine, launcher, request, max(num_sms // 2, 1), num_recv_tokens_per_expert_as_cuda)
+        return calls.dispatch(
+            self, x, handle, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert,
+            topk_idx, topk_weights, expert_alignment, num_worst_tokens, max(num_sms // 2, 1), most_sms(num_sms),
+            previous_event, async_finish, allocate_on_comm_stream, num_recv_tokens_per_expert_as_cuda)
 
     def combine(self, x: torch.Tensor, handle: _Handle, topk_weights: Optional[torch.Tensor] = None, bias: Any = None,
                 config: Optional[Config] = None, previous_event: _Event = None,
@@ -351,11 +303,8 @@ class Buffer:
                     torch.Tensor, Optional[torch.Tensor], EventOverlap]:
         """Sends rows back to their source and sums them without weights. Returns (combined_x, combined_topk_weights or
         None, event). Sums are in fp32: first the bias, then the ranks in ascending order, rounded once."""
-        if not isinstance(x, torch.Tensor):
-            raise wrong("x", "a tensor", type(x).__name__)
-        num_sms = self._sms_of(config)
-        launcher = self._launcher(x.device, previous_event, async_finish, allocate_on_comm_stream)
-        return _high_throughput.combine(self._engine, launcher, x, handle, topk_weights, bias, most_sms(num_sms))
+        return calls.combine(self, x, handle, topk_weights, bias, most_sms(self._sms_of(config)), previous_event,
+                             async_finish, allocate_on_comm_stream)
 
     # dispatch() and combine() work inside a node and between nodes. Aliases have their signatures.
     internode_dispatch = dispatch

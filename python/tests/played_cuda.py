@@ -11,7 +11,7 @@ from unittest import mock
 import epx
 import torch
 from deep_ep import _memory
-from deep_ep._memory import CudaHeap
+from deep_ep._memory import Heap
 
 story: List[str] = []
 
@@ -111,10 +111,12 @@ class Played(unittest.TestCase):
         fakes = dict(current_stream=lambda device=None: now[0], Event=Event, stream=on_stream,
                      is_current_stream_capturing=lambda: capturing[0], is_available=lambda: True,
                      default_stream=lambda device=None: default,
+                     synchronize=lambda device=None: story.append("the host waits"),
                      ExternalStream=lambda number, device=None: by_number[number])
         patches = [mock.patch.object(torch.cuda, name, fake) for name, fake in fakes.items()]
         patches.append(mock.patch.object(
             torch._C, "_cuda_getCurrentRawStream", lambda index: now[0].cuda_stream, create=True))
+        patches.append(mock.patch.object(_memory, "streams_of", _memory.Streams))
         for patch in patches:
             patch.start()
             self.addCleanup(patch.stop)
@@ -125,11 +127,20 @@ class PlayedHeap(Played):
 
     def setUp(self) -> None:
         super().setUp()
+        self.group = self.another_group()
+        self.heap = Heap(self.group, torch.device("cpu"))
+
+    def another_group(self) -> epx.Group:
+        """With a heap that nobody has."""
         with mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
-            self.group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, alloc_bytes=1 << 16,
-                                   modes=epx.Mode.LOW_LATENCY)
-        self.addCleanup(self.group.destroy)
-        self.heap = CudaHeap(self.group, torch.device("cpu"))
+            group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, alloc_bytes=1 << 16,
+                              modes=epx.Mode.LOW_LATENCY)
+        self.addCleanup(group.destroy)
+        return group
+
+    def another(self) -> Heap:
+        """A heap of another group."""
+        return Heap(self.another_group(), torch.device("cpu"))
 
     def inside(self, tensor: torch.Tensor) -> bool:
         """Is it a piece of the heap? Those are given out from the same place again."""

@@ -4,7 +4,6 @@ sessions that have ended are gathered again, or lose their memory to later ones.
 
 import math
 import random
-import weakref
 from typing import Any, List, Optional, Tuple
 from unittest import mock
 
@@ -28,7 +27,7 @@ class Kept:
 
     def __init__(self, got: torch.Tensor, want: torch.Tensor) -> None:
         self.got, self.want = got, want
-        self.memory: Optional["weakref.ref[Any]"] = None
+        self.memory: Any = None
 
 
 class Sessions:
@@ -70,8 +69,7 @@ class Sessions:
 
     def has_memory(self, kept: Kept) -> bool:
         """Has no session taken it?"""
-        memory = kept.memory() if kept.memory is not None else None
-        return kept.memory is None or any(ref() is memory for ref in self.buffer._parts["gathers"]._ended)
+        return kept.memory is None or any(one is kept.memory for one in self.buffer._parts["gathers"]._ended)
 
     def gathered_before(self) -> Optional[Kept]:
         """A tensor that no rank has lost, often the oldest one, whose memory is the next to be taken."""
@@ -152,7 +150,7 @@ class Sessions:
             memories = [place.memory for place in self.buffer._parts["gathers"]._made if place.memory is not None]
         self.unchanged()
         for one in results:
-            one.memory = next((ref for ref in memories if self.is_in(one.got, ref())), None)
+            one.memory = next((memory for memory in memories if self.is_in(one.got, memory)), None)
             if rng.random() < 0.8:
                 self.kept.append(one)
             elif self.own.random() < 0.8:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from deep_ep import elastic as elastic_module
 from deep_ep._elastic_gather import Gathers, heap_bytes
 from deep_ep._elastic_move import default_device
-from deep_ep._memory import CudaHeap
+from deep_ep import _memory
 from ranks_elastic import elastic
 from ranks_elastic_parts import BIG, is_refused
 from suite import World
@@ -92,7 +92,6 @@ class LateGathers(Gathers):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._heap = CudaHeap(self._mover.group, self._device)
         self._late: List[Callable[[], None]] = []
 
     def _flush(self) -> None:
@@ -146,6 +145,7 @@ def late_stream() -> Iterator[None]:
     with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False), \
             mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True), \
             mock.patch.object(torch.cuda, "default_stream", mock.Mock()), \
+            mock.patch.object(_memory, "streams_of", _memory.Streams), \
             mock.patch.object(elastic_module, "Gathers", LateGathers):
         yield
 

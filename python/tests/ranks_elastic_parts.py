@@ -51,7 +51,7 @@ def test_what_has_no_effect_is_said_once(world: World) -> None:
         hybrid = deep_ep.HybridEPBuffer(group, 64, 8, 2, use_mnnvl=True, num_blocks_permute=3)
         assert hybrid._elastic._engine.settings.use_fabric
         config = deep_ep.Config(20, 8, 256)
-        deep_ep.Buffer(group)._check_config(config)
+        deep_ep.Buffer(group)._sms_of(config)
     names = [line.split("info: ")[1].split("=")[0].split(": ")[-1] for line in printed.getvalue().splitlines()]
     assert names == ([] if world.rank else [
         "EP_JIT_DEBUG", "EP_REUSE_NCCL_COMM", "num_qps_per_rank", "allow_nvlink_for_low_latency_mode", "sl_idx",

@@ -27,44 +27,42 @@ class Guesses(unittest.TestCase):
         self.assertGreater(guess.rows(99999, NONE), 37000)
 
     def test_fewer_rows_to_spare_where_memory_is_missing(self) -> None:
-        """And ordinary memory where there is none in the heap. Room is made there before, if that helps."""
+        """And ordinary memory where there is none in the heap."""
         guess, asked = RowGuess(), []
 
-        def try_reserve(rows: int, evict: bool) -> Any:
-            asked.append((rows, evict))
-            return "memory" if rows <= room else "made" if evict and rows <= evicted else None
+        def try_reserve(rows: int) -> Any:
+            asked.append(rows)
+            return "memory" if rows <= room else None
 
         def reserve(limit: int) -> Any:
             return guess.reserve(limit, try_reserve, lambda rows: "ordinary")
 
-        evicted = 0
         self.assertIsNone(reserve(99999))
         guess.learn(32000)
         levels = [guess.rows(99999, level) for level in range(NONE + 1)]
         self.assertTrue(33000 <= levels[0] < 33200 and 32250 <= levels[2] < 32400 and levels[NONE] == 32000)
         room = 32400
         self.assertEqual(reserve(99999), (levels[2], "memory"))
-        self.assertEqual(asked, [(rows, False) for rows in levels[:3]])
+        self.assertEqual(asked, levels[:3])
         last = levels[NONE]
         for room, expected in ((32400, [levels[2]]), (32000, [levels[2], last]), (32000, [levels[3], last]),
                                (32000, [last])):
             asked.clear()
             reserve(99999)
-            self.assertEqual(asked, [(rows, False) for rows in expected])
-        for room, evicted, expected in ((31000, 0, (levels[0], "ordinary")), (31000, 32000, (last, "made"))):
-            asked.clear()
-            self.assertEqual(reserve(99999), expected)
-            self.assertEqual(asked, [(last, False), (last, True)])
+            self.assertEqual(asked, expected)
+        room = 31000
+        asked.clear()
+        self.assertEqual((reserve(99999), asked), ((levels[0], "ordinary"), [last]))
         room = 99999
         given = [reserve(99999) for _ in range(64)]
-        self.assertEqual([one[0] for one in given if one], [last] * 1 + [levels[0]] * 63)
+        self.assertEqual([one[0] for one in given if one], [last] * 2 + [levels[0]] * 62)
         asked.clear()
         self.assertEqual(reserve(32000), (32000, "memory"))
-        room, evicted = 31000, 0
+        room = 31000
         for _ in range(8):  # the same number is tried once
             asked.clear()
             self.assertEqual(reserve(32000), (32000, "ordinary"))
-            self.assertEqual(len(asked), 2)
+            self.assertEqual(len(asked), 1)
 
     def test_torchs_memory_only_for_rows_that_are_much_alike(self) -> None:
         """Who holds a result keeps all of its memory: no more than about a quarter of that is for nothing."""
@@ -74,7 +72,7 @@ class Guesses(unittest.TestCase):
             return None if rows > 90000 else "ordinary"
 
         guess, room = RowGuess(), 99999
-        reserve = lambda: guess.reserve(99999, lambda rows, evict: None, ordinary)  # noqa: E731
+        reserve = lambda: guess.reserve(99999, lambda rows: None, ordinary)  # noqa: E731
         rng = random.Random(1)
         for rows in [rng.randint(9000, 11000) for _ in range(64)]:
             guess.learn(rows)

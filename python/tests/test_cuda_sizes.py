@@ -13,7 +13,7 @@ import torch
 from deep_ep import _elastic_sizes
 from deep_ep._elastic_engine import ElasticSettings
 from deep_ep._elastic_plan import DispatchPlan, Kind, Result
-from deep_ep._memory import CudaHeap
+from deep_ep._memory import Heap
 from played_cuda import Played, story
 
 
@@ -60,7 +60,7 @@ class ElasticMemory(Played):
             group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, modes=epx.Mode.LOW_LATENCY,
                               alloc_bytes=memory["alloc_bytes"])
         self.addCleanup(group.destroy)
-        pool = mock.Mock(group=group, device=torch.device("cpu"), heap=CudaHeap(group, torch.device("cpu")))
+        pool = mock.Mock(group=group, device=torch.device("cpu"), heap=Heap(group, torch.device("cpu")))
         self.addCleanup(pool.heap.close)
         plan = DispatchPlan(pool, Kind(True, 7168, torch.bfloat16, 8, torch.int64, None, True, True), 8)
         rng, early, inside = random.Random(1), 0, 0
@@ -115,7 +115,7 @@ class ElasticMemory(Played):
             group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, modes=epx.Mode.LOW_LATENCY,
                               alloc_bytes=1 << 20)
         self.addCleanup(group.destroy)
-        pool = mock.Mock(group=group, device=torch.device("cpu"), heap=CudaHeap(group, torch.device("cpu")))
+        pool = mock.Mock(group=group, device=torch.device("cpu"), heap=Heap(group, torch.device("cpu")))
         self.addCleanup(pool.heap.close)
         for dtype, seen in ((torch.float32, torch.float32), (torch.int32, torch.int32), (torch.uint32, torch.int32)):
             for rows in (7, 8, 1, 0):

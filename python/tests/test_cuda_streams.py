@@ -60,34 +60,20 @@ class Streams(Played):
         CudaLaunch(comm, deep_ep.EventOverlap(), True)
         self.assertEqual(story, ["comm waits for current"])
 
-    def test_copies_into_the_heap_follow_asynchronous_calls(self) -> None:
-        """Results that were released with nobody waiting for their event may still be written."""
-        group = mock.Mock(**{"info.max_recv_tokens": 1, "register.return_value": False})
-        heap = mock.Mock(**{"holds.return_value": False})
-        heap.empty = lambda shape, dtype: mock.Mock(copy_=lambda x: story.append("%s copies" % now[0].name))
-        for asynchronous, expected in ((False, ["current waits for comm", "current copies"]),
-                                       (True, ["comm waits for current", "comm copies"])):
-            story.clear()
-            launch = CudaLaunch(comm, None, asynchronous)
-            with launch.context():
-                _high_throughput.within_reach(mock.Mock(group=group, heap=heap), torch.zeros(2, 2), launch)
-            self.assertEqual(story, expected)
-        story.clear()
-        launch = CudaLaunch(comm, None, False)
-        with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
-            launch.follow()  # a wait for a stream that is not captured would end the capture
-        self.assertEqual(story, [])
-
     def test_fields_of_a_handle_are_read_on_another_stream(self) -> None:
         """What they are computed from may be torch's memory, which is let go with the handle."""
-        names = ("in_rank", "counts", "src_rank", "src_token")
-        used = {name: Tensor(name) for name in names}
-        received = types.SimpleNamespace(src_rank=used["src_rank"], src_token=used["src_token"], bounded=False)
-        pool = mock.Mock(capturing=lambda: capturing[0], device=torch.device("cuda", 0))
+        for launch in (CudaLaunch(comm, None, True), None):  # type: ignore[arg-type]
+            self.read_fields(launch)
+
+    def read_fields(self, launch: Any) -> None:
+        """Of a handle whose dispatch ran on the stream `comm`."""
+        names = ("in_rank", "counts", "sources")
+        used: Any = {name: Tensor(name) for name in names}
+        pool = mock.Mock(capturing=lambda: capturing[0], device=torch.device("cuda", 0), on_cpu=False,
+                         stream=lambda: now[0].cuda_stream)
         handle = _high_throughput.make_handle(
-            mock.Mock(nnodes=1), CudaLaunch(comm, None, True),  # type: ignore[arg-type]
-            mock.Mock(in_graph=False, pool=pool), used["in_rank"],  # type: ignore[arg-type]
-            mock.Mock(flat=used["counts"]), received, 1)  # type: ignore[arg-type]
+            mock.Mock(nnodes=1), mock.Mock(in_graph=False, pool=pool), launch, used["in_rank"], used["counts"],
+            used["sources"], False, 1, comm.cuda_stream)
         self.addCleanup(capturing.__setitem__, 0, False)
         story.clear()
         fields = (Tensor("field"),) * 6
@@ -133,30 +119,6 @@ class Streams(Played):
         story.clear()
         plain.join([used["topk_idx"]])
         self.assertEqual((story, copy.deepcopy(routing.origin)), ([], routing.origin))
-
-    def test_marks_count_where_a_dispatch_reads_them(self) -> None:
-        """get_dispatch_layout() has their memory again behind that: it would wait for all of the dispatch in vain."""
-        for topk_idx, in_graph, reads in ((None, False, True), (mock.MagicMock(), False, False),
-                                          (mock.MagicMock(), True, True)):
-            launch, engine = mock.MagicMock(), mock.MagicMock(nranks=2)
-            pool = mock.MagicMock(**{"heap.several.return_value": (None, None)})
-            request = mock.MagicMock(scales=None, topk_idx=topk_idx, device=torch.device("cpu"), worst=0)
-            with mock.patch.object(_high_throughput, "make_handle", return_value=()), \
-                    mock.patch.object(_high_throughput, "_received", return_value=(3, [])), \
-                    mock.patch.object(_high_throughput, "HighThroughputRouting", return_value=mock.MagicMock(
-                        in_graph=in_graph)), mock.patch.object(_high_throughput, "fresh_plan", return_value=None):
-                _high_throughput._dispatch(engine, pool, lambda _group: launch, request, 1, 1, False)
-            inputs, _outputs = launch.finish.call_args[0]
-            self.assertEqual(any(one is request.in_rank for one in inputs), reads)
-
-    def test_sources_of_bounded_dispatches_follow_asynchronous_calls(self) -> None:
-        """These may still read what was in the heap there, an argument of combine say."""
-        filled = mock.Mock(fill_=lambda value: story.append("%s fills" % now[0].name))
-        pool = mock.Mock(**{"heap.several.return_value": (filled, filled)})
-        for worst, expected in ((0, []), (9, ["current waits for comm", "current fills", "current fills"])):
-            request = mock.Mock(tokens=torch.zeros(2, 16), scales=None, worst=worst)
-            _high_throughput._Received(pool, CudaLaunch(comm, None, False), request, 9, 0, None)
-            self.assertEqual(story, expected)
 
     def test_sizes_of_the_pipeline_are_checked_later(self) -> None:
         """What was received last is overwritten before the host looks at it."""
@@ -430,26 +392,8 @@ class Interrupted(unittest.TestCase):
     def test_calls_with_a_handle_keep_what_their_work_uses(self) -> None:
         handle = mock.MagicMock(do_expand=False)
         handle.recv_src_metadata.shape = (2, 3)
-        self.kept(lambda begin, x: _high_throughput.combine(mock.MagicMock(), begin, x, handle, None, None),
-                  _high_throughput, "combine")
-        self.kept(lambda begin, x: _high_throughput.dispatch_again(mock.MagicMock(), begin, x, handle),
-                  _high_throughput, "dispatch")
         self.kept(lambda begin, x: _elastic_dispatch.combine(begin, x, handle, None, None, True, mock.Mock(), 0),
                   _elastic_dispatch, "combine")
-
-    def test_a_dispatch_of_v1_keeps_what_its_work_uses(self) -> None:
-        launch, request, engine = mock.MagicMock(), mock.MagicMock(worst=0, scales=None), mock.MagicMock(nranks=2)
-        request.device = torch.device("cpu")
-        with mock.patch.object(_high_throughput, "_received", side_effect=KeyboardInterrupt), \
-                mock.patch.object(_high_throughput, "HighThroughputRouting") as routing, \
-                mock.patch.object(_high_throughput, "fresh_plan", return_value=None), \
-                self.assertRaises(KeyboardInterrupt):
-            _high_throughput._dispatch(engine, mock.MagicMock(), lambda _group: launch, request, 1, 1, False)
-        self.assertTrue(routing.return_value.handle.update.called)
-        (used,), _options = launch.keep.call_args
-        self.assertIn(request, used)
-        self.assertIn(request.routing_indices.return_value, used)
-        self.assertFalse(launch.finish.called)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
 FOLDER has DeepEP's packages deep_ep and deep_ep_cpp. Each package runs in processes of its own, one after the other for
 each number of ranks. One at a time: the ranks meet before each call, on an idle GPU. "host" ends when the call has
 returned and the shapes of what it received and its list of counts were read, "done" when the GPU is idle. Series are
-queued without a stop. No received rows are held beside those of the call. All in microseconds: the median over calls, of the median rank and of the slowest one.
+queued without a stop. No received rows are held beside those of the call. All in microseconds: the median over calls,
+of the median rank and of the slowest one.
 """
 
 import argparse
