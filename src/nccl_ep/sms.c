@@ -17,7 +17,8 @@ static ncclResult_t take_sms(const char *field, unsigned int given, const char *
                              unsigned int *sms)
 {
     if (most && given > (unsigned int)most)
-        return compat_fail(ncclInvalidUsage, "ncclEpCreateGroup: config.%s: the GPU has %d, got %u", field, most, given);
+        return compat_fail(ncclInvalidUsage, "ncclEpCreateGroup: config.%s: the GPU has %d, got %u", field, most,
+                           given);
     *sms = given;
     if (!given && from_env && most && from_env > most)
         log_line(LOG_WARN, "%s is %d, the GPU has %d: ignored", variable, from_env, most);

@@ -30,7 +30,7 @@ void log_line(enum log_level level, const char *format, ...)
 
 static const struct {
     int low_latency;
-    unsigned int max, dispatch, combine;   /* of the configuration */
+    unsigned int max, dispatch, combine;    /* of the configuration */
     int env_max, env_dispatch, env_combine; /* of the environment */
     ncclResult_t result;
     int agents, dispatch_sms, combine_sms, warned;
