@@ -129,6 +129,22 @@ static PyObject *list_of(const struct bag *bag)
     return list;
 }
 
+/* Without handles and routings, which streams know nothing of. */
+static PyObject *tensors_of(const struct bag *bag)
+{
+    PyObject *list = PyList_New(0);
+
+    for (int i = 0; list && i < bag->count; i++) {
+        const int is = tensor_is(bag->items[i]);
+
+        if (is < 0 || (is && PyList_Append(list, bag->items[i]))) {
+            Py_DECREF(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
 PyObject *call_finish(struct call *call)
 {
     PyObject *used;
@@ -138,7 +154,7 @@ PyObject *call_finish(struct call *call)
     if (call->launch) {
         PyObject *event;
 
-        used = list_of(&call->used);
+        used = tensors_of(&call->used);
         event = used ? PyObject_CallMethod(call->launch, "finish", "OO", used, used) : NULL;
         Py_XDECREF(used);
         return event;

@@ -145,6 +145,8 @@ void tensor_kind(struct dl_tensor *tensor, int dtype);
 PyObject *tensor_from_capsule(PyObject *capsule, int dtype);
 /* Chooses between the exchange API and attributes, for tests: which one is used now. */
 int tensor_by_exchange(int use);
+/* 1: a torch.Tensor; 0: not; -1: an exception. */
+int tensor_is(PyObject *value);
 int tensor_read(const char *name, PyObject *value, struct view *view);
 
 enum { ANY = -1 };

@@ -186,19 +186,21 @@ static int is_negated(const struct view *view)
     return negated;
 }
 
+int tensor_is(PyObject *value)
+{
+    return (PyObject *)Py_TYPE(value) == tensor_class ? 1 : PyObject_IsInstance(value, tensor_class);
+}
+
 int tensor_read(const char *name, PyObject *value, struct view *view)
 {
+    const int is = tensor_is(value);
     int failed, negated;
 
     memset(view, 0, sizeof(*view));
-    if ((PyObject *)Py_TYPE(value) != tensor_class) {
-        int is = PyObject_IsInstance(value, tensor_class);
-
-        if (is < 0)
-            return -1;
-        if (!is)
-            return wrong(name, "a tensor", PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__name__"));
-    }
+    if (is < 0)
+        return -1;
+    if (!is)
+        return wrong(name, "a tensor", PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__name__"));
     view->tensor = value;
     failed = exchange ? read_exchange(value, view) : read_attributes(value, view);
     if (failed && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
