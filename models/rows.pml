@@ -10,6 +10,9 @@
  *                into tensors that can be written; a plain rank into its own. In combine a source asks likewise.
  *   FORM 2 (B)   one copy to the relay of the node. Relays and sources pass rows on to the inbox of a plain rank of
  *                their node. One agent polls: send, pass on, drain, in any order, and blocks on none.
+ *   FORM 3 (C)   one copy to the relay of the node. Rows of plain ranks stay in its slot, which the
+ *                node reads: turn k of every rank of the node takes round k - 1 there, and turn k + 1 gives the credit.
+ *                All that gate k waits for was done in turns before k, by every rank of every node: W is 4 at least.
  *   FORM 0       the first draft: inboxes as in B, turns as in A. It deadlocks.
  *
  * A lane (source s, relay r) has W slots of one round of C rows. Dispatch and combine's requests share them.
@@ -24,7 +27,8 @@
  * in its own operation of that number alone, and plain ones by that rank alone.
  *
  * What is abstracted. A put is one step. A put that arrives later is like a receiver that is slower, since gates
- * wait for counters that only grow. A round is placed in one step, a token is one row, and its expert's result one row. */
+ * wait for counters that only grow. A round is placed in one step, a token is one row, and so is its expert's
+ * result. FORM 0 and 3 have dispatch alone. */
 #ifndef FORM
 #define FORM 1
 #endif
@@ -85,6 +89,9 @@ byte ready[4], data[4], shown[4], done[4]; /* signals in a node: the last operat
 byte now[4];                         /* operation whose tensors a rank has given, + 1 */
 int rows[4];                         /* dispatch: rows placed at this rank; combine: rows that it got back */
 byte box[4], ask[4], reply[4];      /* FORM 0, 2: inbox of one row; a request for a row, and the row: from the mate */
+#if FORM == 3
+byte steps[4], window[8];            /* turns that a rank has ended; its own rounds for a plain mate, two halves */
+#endif
 #if BROKEN == 4
 byte many[4];                        /* rounds in the inbox of a rank */
 #endif
@@ -290,6 +297,25 @@ inline drain() {
 }
 inline put_own() { box[M] = NUMBER(p, own); own++ }
 
+#if FORM == 3
+#define FREED (BROKEN == 31 -> 0 : 1)                        /* turns behind the one that takes */
+#define STEPPED(k) (BROKEN == 32 || steps[M] >= nd * (TURNS + 2) + (k))
+/* Rows of round n: those of s that are written in place; those for this plain rank. */
+inline in_place(s, n) {
+  i = (n) * C;
+  do
+  :: i < LAST(s, n) ->
+     if :: DEST(s) & B(p) -> d = p; place(s, i) :: else fi;
+     if :: (DEST(s) & B(M)) && !(wplain & B(M)) -> d = M; place(s, i) :: else fi; i++
+  :: else -> break
+  od; i = 0; d = 0
+}
+inline own_rows(s, n) {
+  i = (n) * C; d = p;
+  do :: i < LAST(s, n) -> place(s, i); i++ :: else -> break od; i = 0; d = 0
+}
+#endif
+
 proctype Rank(byte p, wplain, rplain) {
   byte h, nd, nc, k, q;
   byte out, own, fwd, credits, in, took, asks; /* rounds sent, own rows, rows relayed, credits, rows drained, ... */
@@ -318,6 +344,29 @@ proctype Rank(byte p, wplain, rplain) {
      :: else -> break
      od;
      do :: in < BOXED(wplain) -> atomic { box[p] != 0 -> d_step { drain() } } :: else -> break od;
+#elif FORM == 3
+     do :: out < W && out < ROUNDS_OF(p, O, wplain) -> atomic { SEND(out); out++ } :: else -> break od;
+     do
+     :: k < TURNS + 2 ->
+        ROUND_THERE(O) && STEPPED(k) && (k < 3 || k - 3 + W >= ROUNDS_OF(p, O, wplain) ||   /* gate of turn k */
+            credit[L(p,O)] >= OLD(nd, p, O, wplain) + k - 2);
+        if :: k >= 3 && out < ROUNDS_OF(p, O, wplain) -> atomic { SEND(out); out++ } :: else fi;
+        if :: k * C < OWN(wplain) -> atomic { assert(window[2 * p + k % 2] == 0); window[2 * p + k % 2] = VALUE(h, k) }
+           :: else fi;
+        if :: k < ROUNDS_OF(O, p, wplain) -> d_step { in_place(O, k) } :: else fi;
+        if :: k > 0 && (wplain & B(p)) && k - 1 < ROUNDS_OF(RELAY(M), M, wplain) && (DEST(RELAY(M)) & B(p)) ->
+              d_step { own_rows(RELAY(M), k - 1); assert(slot[SLOT(RELAY(M), M, k - 1)] == VALUE(h, k - 1)) }
+           :: else fi;
+        if :: k > 0 && (wplain & B(p)) && (k - 1) * C < TOKENS(M) && (DEST(M) & B(p)) ->
+              d_step { assert(window[2 * M + (k - 1) % 2] == VALUE(h, k - 1)); own_rows(M, k - 1);
+                window[2 * M + (k - 1) % 2] = 0 }
+           :: else fi;
+        if :: k > FREED && k - 1 - FREED < ROUNDS_OF(O, p, wplain) ->
+              atomic { CLEAR(slot, O, p, k - 1 - FREED); credit[L(O,p)]++ }
+           :: else fi;
+        steps[p]++; k++
+     :: else -> break
+     od;
 #else
      do                                                      /* polls: whatever is possible */
      :: atomic { out < ROUNDS_OF(p, O, wplain) && (out < W || credit[L(p,O)] >= OLD(nd, p, O, wplain) + out - W + 1) ->

@@ -3,7 +3,7 @@
 """What A and B of rows.pml cost one source: rounds, turns and bytes between nodes (the table of docs/models.md).
 
 A (a plain rank is its own relay): a lane to every rank; slots have the memory of today's slots and windows.
-B (inboxes): a lane to the relay of every other node, as today. Rounds are cut where one lane is full, as ht_cut.h does."""
+B (inboxes): a lane to the relay of every other node, as today. Rounds end where one lane is full, as in ht_cut.h."""
 import random
 
 TOKENS, TOPK, NODE, SLOTS, TURN = 4096, 8, 8, 8, 4

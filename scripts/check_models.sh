@@ -6,7 +6,7 @@
 #
 # Searches are complete: states are stored whole (COLLAPSE keeps them exactly); no bit-state hashing or hash compaction.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 all=0
 [ "${1:-}" != --all ] || { all=1 && shift; }
@@ -40,8 +40,8 @@ result_of() { # OUTPUT STATUS
         *'non-progress'*) echo 'found: cycle' ;;
         *'invalid end'*) echo 'found: deadlock' ;;
         *nfull* | *q_full*) echo 'channel full' ;;
-        *'slot['* | *'back['*'==0'*) echo 'found: slot' ;;
-        *'back['* | *'reply['*) echo 'found: mixed' ;;
+        *'slot['*==0* | *'back['*==0*) echo 'found: slot' ;;
+        *'slot['* | *'back['* | *'reply['* | *'window['*) echo 'found: mixed' ;;
         *'now['*) echo 'found: place' ;;
         *'violated (rows['* | *'violated ( !((rows['*) echo 'found: rows' ;;
         *serves*'n<='* | *'n<=1'*) echo 'found: P2 now' ;;
@@ -109,6 +109,11 @@ rows() {
         holds 'B, hot' rows FORM=2 T=2
         holds 'B, to all' rows FORM=2 T=1 $to_all
         holds 'B, no cycle' rows FORM=2 T=1 CYCLES
+        holds 'C, hot' rows FORM=3 SEQ=0 W=4 T=5
+        holds 'C, to all, one of a node plain' rows FORM=3 SEQ=0 W=4 T=5 $to_all PLAIN=9
+        breaks deadlock 'C, three slots' rows FORM=3 SEQ=0 W=3 T=5 $to_all OPS=1
+        breaks mixed 'C, credit in the turn that takes' rows FORM=3 SEQ=0 W=4 T=5 $to_all OPS=1 BROKEN=31
+        breaks mixed 'C, turns of the node not awaited' rows FORM=3 SEQ=0 W=4 T=3 $to_all OPS=1 BROKEN=32
         breaks deadlock 'first draft' rows FORM=0 T=6 C=2 OPS=1
         breaks deadlock 'A, one slot' rows FORM=1 W=1 $to_all PLAIN=9
         breaks slot 'A, credit before the slot is read' rows BROKEN=1 $to_all PLAIN=9
@@ -120,7 +125,7 @@ rows() {
         breaks place 'A, DATA of combine not awaited' rows BROKEN=8 $to_all PLAIN=0
         breaks place 'A, DONE not awaited' rows BROKEN=9 $to_all PLAIN=9
         breaks slot 'A, asks before it has taken' rows BROKEN=10 $to_all PLAIN=9
-        breaks slot 'A, counters of one operation' rows BROKEN=11 $to_all PLAIN=9 SEQ=0
+        breaks mixed 'A, counters of one operation' rows BROKEN=11 $to_all PLAIN=9 SEQ=0
         breaks place 'A, relay of plain ranks too' rows BROKEN=12 $to_all PLAIN=9
         breaks slot 'A, one counter for both kinds' rows BROKEN=13 $to_all PLAIN=1 OPS=3
         breaks deadlock 'A, gate waits for a credit of its turn' rows BROKEN=14 $to_all PLAIN=9
@@ -143,6 +148,7 @@ rows_all() {
         holds 'A, to all' rows FORM=1 T=3 $to_all
         holds 'A, to all, rounds of two' rows FORM=1 T=5 C=2 $to_all PLAIN=9 OPS=4
         holds 'A, to all, three slots' rows FORM=1 T=5 W=3 $to_all PLAIN=5 OPS=2
+        holds 'C, to all, any set of plain ranks' rows FORM=3 SEQ=0 W=4 T=3 $to_all OPS=1 PLAIN=16
         holds 'B, hot, rounds of two' rows FORM=2 T=6 C=2 OPS=1
         holds 'B, to all, one of a node plain' rows FORM=2 T=2 $to_all PLAIN=9 OPS=1
         holds 'B, hot, three operations' rows FORM=2 T=2 OPS=3
@@ -167,8 +173,8 @@ views_broken() {
     breaks refused 'C4 leavers do not count' views BROKEN=4 CALLS=3 CHANGES=3 FAULTS=0 CALM=2 SHRINK
     breaks 'P2 ever' 'C5 burned is forgotten' views BROKEN=5 CHANGES=3 FAULTS=0 ANY=1
     breaks 'P2 now' 'C6 back to the old view' views BROKEN=6 CHANGES=3 FAULTS=0
-    breaks 'P2 ever' 'C7 proof by seat' views BROKEN=7 NEW=1 CHANGES=2 CALLS=1 FAULTS=1
-    breaks P1 'C8 name by seat, newcomer leads' views BROKEN=8 NEW=1 CHANGES=2 CALLS=1 FAULTS=1 ANY=1
+    breaks 'P2 ever' 'C7 proof by number' views BROKEN=7 NEW=1 CHANGES=2 CALLS=1 FAULTS=1
+    breaks P1 'C8 name by number, newcomer leads' views BROKEN=8 NEW=1 CHANGES=2 CALLS=1 FAULTS=1 ANY=1
     breaks 'P2 ever' 'newcomer counts' views BROKEN=10 NEW=1 CHANGES=2 FAULTS=1
     breaks 'P2 ever' 'silence, refusal or a mask is an end' views BROKEN=11 CHANGES=2 FAULTS=1
     breaks P4 'agrees suffice, no ready' views BROKEN=12 CHANGES=3 FAULTS=0
@@ -185,7 +191,7 @@ views_broken() {
 
 views_all() {
     breaks 'P2 ever' 'commit of a left attempt' views BROKEN=9 CHANGES=3 CALLS=3 FAULTS=0 K=3
-    breaks X 'newcomer with a doubt leads' views BROKEN=17 NEW=1 CHANGES=2 FAULTS=1
+    breaks 'P2 ever' 'newcomer with a doubt leads' views BROKEN=17 NEW=1 CHANGES=2 FAULTS=1
     holds 'ends' views N=3 CHANGES=3 CALLS=2 FAULTS=2
     holds 'ends and losses' views N=3 CHANGES=3 CALLS=2 FAULTS=2 LOSS=1
     holds 'any coordinator' views N=3 CHANGES=3 CALLS=2 FAULTS=1 ANY=1

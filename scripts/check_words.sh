@@ -23,7 +23,7 @@ words='
     plant(s|ed)?                      inject_bug
     keep_forever                      leak_on_purpose
     (?<!Hugging\s)face                compat
-    conductors?|players?|seats?       driver, runner, rank
+    conductors?|players?              driver, runner
     scenes?|ponds?|wild               fixture, blocking_net, chaos_net
     hangs?_up|hung_up|ear|visitors?   close, rx, pending
     note_of_abort|(?-i:NOTE_\w+)     header, alarm
