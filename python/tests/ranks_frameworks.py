@@ -392,7 +392,6 @@ def test_other_defaults(world: World) -> None:
     was the GPU."""
     sent, ranks = batch(world, 5), world.nranks
     _resizable._place.cache_clear()  # as in a new process
-    _resizable._patches.clear()
     with other_defaults():
         buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 24, 1 << 24, low_latency_mode=True)
         elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=TOKENS, hidden=HIDDEN)
