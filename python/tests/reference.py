@@ -159,10 +159,14 @@ def _flush(x: torch.Tensor) -> torch.Tensor:
 
 
 def cast_nvfp4(x: torch.Tensor, global_scale: float) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Per 16 channels: (u8 [T, H/2] of two e2m1 codes, the even channel in the low half; e4m3 scales [T, H/16])."""
+    """Per 16 channels: (u8 [T, H/2] of two e2m1 codes, the even channel in the low half; e4m3 scales [T, H/16]).
+    docs/formats.md has a table of what cannot be encoded."""
     rows, hidden = x.shape
     blocks = x.float().view(rows, hidden // 16, 16)
-    scaled = _flush(_flush(blocks.abs().amax(2) * torch.tensor(1.0 / 6.0)) * torch.tensor(global_scale))
+    most, given, huge = blocks.abs().amax(2), torch.tensor(global_scale).abs(), global_scale > 2.0 ** 126
+    lost = most.isnan() | (most != 0) & (given < 2.0 ** -126) | (huge & (most >= 2.0 ** -114))
+    scaled = _flush(_flush(most * torch.tensor(1.0 / 6.0)) * torch.tensor(global_scale))
+    scaled = torch.where(lost, float("nan"), torch.where(torch.tensor(huge), 0.0, scaled))
     scales = scaled.clamp(max=448).to(torch.float8_e4m3fn)
     one = torch.ones_like(scaled)
     inverse = torch.where(scaled == 0, 0.0, _flush(
@@ -172,7 +176,7 @@ def cast_nvfp4(x: torch.Tensor, global_scale: float) -> Tuple[torch.Tensor, torc
     distance = (values.abs().clamp(max=6).double().unsqueeze(-1) - table.double()).abs()
     even_first = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # of two values as near, the one with the even code
     codes = even_first[distance[..., even_first].argmin(-1)] | torch.where(values.signbit(), 8, 0)
-    codes = torch.where(values.isnan(), 7, codes)
+    codes = torch.where(lost.unsqueeze(2) | values.isnan(), 7, torch.where(torch.tensor(huge), 0, codes))
     codes = codes.view(rows, hidden // 2, 2).to(torch.uint8)
     return codes[..., 0] | codes[..., 1] << 4, scales
 
