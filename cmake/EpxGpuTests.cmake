@@ -17,7 +17,8 @@ endforeach()
 # which NCCL refuses: NCCL stays the stand-in.
 if(TARGET epx_cuda)
     file(GLOB epx_nccl_ranks CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/nccl_ep/*.c)
-    list(FILTER epx_nccl_ranks EXCLUDE REGEX "/(comm|call_time|random|random_calls|random_checks|nonsense|model|sms)\\.c$")
+    list(FILTER epx_nccl_ranks EXCLUDE REGEX
+        "/(comm|call_time|random|random_calls|random_checks|nonsense|model|sms)\\.c$")
     add_executable(nccl_ep_ranks_cuda ${epx_nccl_ranks} $<TARGET_OBJECTS:epx_oracle_objects>)
     epx_target_flags(nccl_ep_ranks_cuda)
     target_compile_definitions(nccl_ep_ranks_cuda PRIVATE _GNU_SOURCE=)

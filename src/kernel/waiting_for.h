@@ -106,7 +106,7 @@ KFN_STEP enum wait_result wait_or_lost(struct agent *ag, const struct group_dev 
     if (!has_masks(g))
         return ag_wait_ge(ag, word, target, ns);
     for (uint64_t left = ns;;) {
-        const uint64_t look = left < LOST_LOOK_NS ? left : LOST_LOOK_NS;
+        const uint64_t look = left < LOST_LOOK_NS ? left : (uint64_t)LOST_LOOK_NS;
         const enum wait_result why = ag_wait_ge(ag, word, target, look);
 
         left -= look;

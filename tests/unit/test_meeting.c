@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The creation of a group takes at most three rounds, on one node and on several, with masks and without, and in all of
- * them what each rank gets of each other is small: 1024 ranks get at most 2 MB each. With masks the last round goes
- * over the ranks' own connections (boot/membership.h).
+ * The creation of a group takes at most four rounds, on one node and on several, with masks and without, and in all of
+ * them what each rank gets of each other is small: 1024 ranks get at most 2 MB each. The first round compares builds,
+ * and is alone because messages of other builds may have other sizes. With masks the last round goes over the ranks'
+ * own connections (boot/membership.h).
  */
 #include <stdio.h>
 #include <string.h>
@@ -49,14 +50,14 @@ static int create(int rank, int n, epx_bootstrap *boot, void *arg)
     return fixture_group(rank, n, &mine, &config, NULL, NULL);
 }
 
-static void ranks_meet_in_three_rounds(void **state)
+static void ranks_meet_in_four_rounds(void **state)
 {
     struct meeting *meeting = *state;
     const int own = meeting->mask; /* over the ranks' own connections */
 
     assert_int_equal(run_ranks(RANKS, create, meeting), 0);
     print_message("%d rounds, %zu bytes of each rank\n", meeting->rounds + own, meeting->bytes);
-    assert_in_range(meeting->rounds + own, 2, 3);
+    assert_in_range(meeting->rounds + own, 3, 4);
     assert_true(meeting->bytes * MANY <= MOST);
 }
 
@@ -65,7 +66,7 @@ static void ranks_meet_in_three_rounds(void **state)
     {                           \
         per_node, mask, 0, 0    \
     }
-UNIT_MAIN(UNIT_CASE("one_node", ranks_meet_in_three_rounds, MEETING(0, 0)),
-          UNIT_CASE("one_node_with_masks", ranks_meet_in_three_rounds, MEETING(0, 1)),
-          UNIT_CASE("two_nodes", ranks_meet_in_three_rounds, MEETING(2, 0)),
-          UNIT_CASE("two_nodes_with_masks", ranks_meet_in_three_rounds, MEETING(2, 1)))
+UNIT_MAIN(UNIT_CASE("one_node", ranks_meet_in_four_rounds, MEETING(0, 0)),
+          UNIT_CASE("one_node_with_masks", ranks_meet_in_four_rounds, MEETING(0, 1)),
+          UNIT_CASE("two_nodes", ranks_meet_in_four_rounds, MEETING(2, 0)),
+          UNIT_CASE("two_nodes_with_masks", ranks_meet_in_four_rounds, MEETING(2, 1)))

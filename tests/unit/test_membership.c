@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "boot/auth.h"
 #include "boot/membership.h"
 #include "boot/socket.h"
 #include "tests/lib/child.h"
@@ -824,7 +825,7 @@ static pthread_t squatter_thread;
 
 static void *squat(void *arg)
 {
-    static const char nonsense[72] = "SSH-2.0-OpenSSH";
+    static const char nonsense[sizeof(struct auth_reply)] = "SSH-2.0-OpenSSH";
 
     (void)arg;
     for (int fd; (fd = accept(squatter, NULL, NULL)) >= 0; close(fd))
