@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# culprit.sh BUILD: `make culprit`. Each case of tests/unit/test_culprit.c with EVENTS (50) kills or stops. Stops CASES
-# (4) at a time: they wait for deadlines and compute little. Kills one after the other: what they take is measured.
+# culprit.sh BUILD: `make culprit`. Each case of tests/unit/test_culprit.c with EVENTS (50) kills or stops, CASES (4) at
+# a time: they wait for deadlines and compute little.
 set -euo pipefail
 build=$1
 work=$(mktemp -d)
@@ -17,13 +17,9 @@ run_case() {
 }
 export -f run_case
 
-run_cases() {
-    local at_once=$1
-    shift
-    printf '%s\n' "$@" | xargs -P "$at_once" -I{} bash -c 'run_case "$@"' - "$build" "$work" {}
-}
-run_cases 1 killed_{ll,ht}_on_{two_nodes,one_node}
-run_cases "${CASES:-4}" stopped_{ll,ht}_on_{two_nodes,one_node}
+# The stops first: each waits for its deadline.
+printf '%s\n' {stopped,killed}_{ll,ht}_on_{two_nodes,one_node} |
+    xargs -P "${CASES:-4}" -I{} bash -c 'run_case "$@"' - "$build" "$work" {}
 cat "$work"/*_{node,nodes} | awk -v s=$((SECONDS - began)) '
     match($0, /[0-9]+ of [0-9]+ events/) { split(substr($0, RSTART), e, " ")
         kind = $1; sub(",", "", kind); right[kind] += e[1]; all[kind] += e[3] }

@@ -261,8 +261,8 @@ EPX_API epx_status epx_group_ticket(epx_group *group, char *text, size_t bytes);
 EPX_API epx_status epx_group_join(epx_group **group, const char *ticket, int rank, const epx_group_config *config,
                                   int timeout_ms);
 /* Local: waits for the group's queued work, which deadlines bound, then frees everything, including handles, events
- * and streams. Ranks that are still at work do not miss this one; a process that ends without this call ends the
- * operations of all others, which name it. EPX_ERR_TIMEOUT: the group is destroyed all the
+ * and streams. Ranks that are still at work do not miss this one; of a process that ends without this call they may
+ * miss the last writes. EPX_ERR_TIMEOUT: the group is destroyed all the
  * same, but a thread has not returned from the network's library; memory that it may still use, including the heap,
  * stays allocated until the process ends. */
 EPX_API epx_status epx_group_destroy(epx_group *group);
@@ -728,19 +728,10 @@ typedef struct epx_error_info {
  * half the timeout where the network's library does not return. */
 EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
 /*
- * For programs that have no call in flight: a descriptor for poll(), readable (POLLIN) once the process of a rank has
- * ended without epx_group_destroy, or its machine does not reply; epx_group_error names that rank, and its phase is
- * "ended" or "unreachable". epx_group_error_clear makes it unreadable. The group's own: it is only polled, and closed
- * by epx_group_destroy. Other errors do not make it readable.
- */
-EPX_API epx_status epx_group_error_fd(epx_group *group, int *fd);
-/*
  * Clears the error. After an error that ended an operation (timeout, peer, mismatch), and after epx_mask_update, it
  * is collective: ranks call it when their streams are idle, and the group can be used again; handles need an update.
  * After a low-latency operation that has masked a late peer (enable_mask) and gone on without it, it is local: a
- * program that starts over there calls epx_group_abort first, so that the others do too. A rank that has ended is left
- * out; where the group has high throughput, a clear before it was masked ends the operations of the others, so that
- * they clear too. Without enable_mask EPX_ERR_PEER names it at once: the group can only be destroyed.
+ * program that starts over there calls epx_group_abort first, so that the others do too.
  * Without enable_mask all ranks take part, through the bootstrap. With it, ranks take part whose processes exist and
  * that no other rank has masked; the group continues without the rest, in both modes. A rank that neither calls nor
  * has ended is named after twice the timeout, and can be masked then. Across nodes, a rank without an error of its

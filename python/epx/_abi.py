@@ -256,7 +256,7 @@ FUNCTIONS = {
     "epx_dispatch": "pppppp", "epx_combine": "ppppp", "epx_complete": "pp",
     "epx_mask_query": "ppp", "epx_mask_update": "ppp", "epx_mask_clean": "pp",
     "epx_mask_clean_active": "pp", "epx_mask_left_out": "pp",
-    "epx_group_error": "pp", "epx_group_error_fd": "pp", "epx_group_error_clear": "p", "epx_group_abort": "pi",
+    "epx_group_error": "pp", "epx_group_error_clear": "p", "epx_group_abort": "pi",
     "epx_group_order_with": "pp", "epx_group_stats": "pp", "epx_group_stats_reset": "p",
 }
 OTHER_RESULTS = {"epx_strerror": c_char_p, "epx_last_error": c_char_p, "epx_dtype_size": c_size_t}

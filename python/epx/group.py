@@ -252,11 +252,7 @@ class Group(HandleOwner, HeapOwner):
     def _finish_at_exit(self) -> None:
         """Like _finish(), for a process that exits. Queued work that waits for other ranks gets one second; after that
         the group is not destroyed, and the operating system frees it. Destroying is worth this wait because between
-        nodes it delivers the last writes. Nor is it destroyed where an exception ends the program: the other ranks,
-        which may wait for this one, are told that it has ended."""
-        if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
-            self._address, self._why = None, "was abandoned when an exception ended Python"
-            return
+        nodes it delivers the last writes."""
         limit = time.monotonic() + _MOMENT_S
         while self._lib.epx_stream_query(self.address, None) == Status.NOT_READY:
             if time.monotonic() > limit:
@@ -314,13 +310,6 @@ class Group(HandleOwner, HeapOwner):
         values = {name: _text(getattr(struct, name)) for name in ErrorInfo._fields}
         values["status"] = Status(values["status"])
         return ErrorInfo(**values)
-
-    def error_fd(self) -> int:
-        """A descriptor for select and poll: readable once the process of a rank has ended without destroy, or its
-        machine does not reply; error() names that rank. Only polled; error_clear() makes it unreadable."""
-        fd = ctypes.c_int(-1)
-        check(self._lib.epx_group_error_fd(self.address, ctypes.addressof(fd)))
-        return fd.value
 
     def error_clear(self) -> None:
         """Clears the error. If it ended an operation, every rank must call this; the group is then usable again."""

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* epx_group_error, epx_group_error_clear, epx_group_abort. */
 #include "group/abort.h"
-#include "group/ended.h"
 #include "group/error.h"
 #include "group/net.h"
 #include "group/recover.h"
@@ -40,16 +39,6 @@ epx_status epx_group_error_clear(epx_group *group)
     epx_status status = group_check(group, "epx_group_error_clear");
 
     return status == EPX_OK ? group_clear_error(group) : status;
-}
-
-epx_status epx_group_error_fd(epx_group *group, int *fd)
-{
-    API_ISSUE;
-    epx_status status = group_check(group, "epx_group_error_fd");
-
-    if (status == EPX_OK && !fd)
-        status = fail(EPX_ERR_ARGUMENT, "epx_group_error_fd: fd: expected a pointer, got NULL");
-    return status == EPX_OK ? ended_fd(group, fd) : status;
 }
 
 epx_status epx_group_abort(epx_group *group, epx_status why)

@@ -4,7 +4,6 @@
 
 #include "group/config.h"
 #include "group/create.h"
-#include "group/ended.h"
 #include "group/launch.h"
 #include "group/memory.h"
 #include "group/net.h"
@@ -40,7 +39,6 @@ epx_status epx_group_destroy(epx_group *group)
         return status;
     (void)group_drain(group);
     group_net_settle(group);
-    ended_leave(group);
     handles_free_all(group);
     status = group_destroy(group);
     registry_end();

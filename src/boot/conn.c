@@ -12,7 +12,7 @@
 #include "boot/lobby.h"
 #include "util/status.h"
 
-enum { BACKLOG = 4096, FIRST_ROOM = 16 };
+enum { BACKLOG = 4096 };
 
 struct conn_port {
     int listener;
@@ -46,22 +46,6 @@ int conn_address_get(const struct conn_address *from, struct endpoint *at)
     return 0;
 }
 
-static int make_room(struct conn_port *port, int room)
-{
-    struct channel **channels = realloc(port->channels, (size_t)room * sizeof(*channels));
-    uint8_t *blocked = channels ? realloc(port->blocked, (size_t)room) : NULL;
-    struct pollfd *polls = blocked ? realloc(port->polls, ((size_t)room + LOBBY_PLACES + 1) * sizeof(*polls)) : NULL;
-
-    port->channels = channels ? channels : port->channels;
-    port->blocked = blocked ? blocked : port->blocked;
-    port->polls = polls ? polls : port->polls;
-    if (!polls)
-        return -1;
-    memset(channels + port->room, 0, (size_t)(room - port->room) * sizeof(*channels));
-    port->room = room;
-    return 0;
-}
-
 static epx_status port_open(int rank, int one_host, const uint8_t *key, struct conn_address *own,
                             struct conn_port **out)
 {
@@ -72,10 +56,6 @@ static epx_status port_open(int rank, int one_host, const uint8_t *key, struct c
     if (!port)
         return fail(EPX_ERR_MEMORY, "no memory for the port of rank %d", rank);
     port->listener = -1;
-    if (make_room(port, FIRST_ROOM)) {
-        status = fail(EPX_ERR_MEMORY, "no memory for the port of rank %d", rank);
-        goto free_port;
-    }
     if (key)
         memcpy(port->key, key, sizeof(port->key));
     port->proof = key ? port->key : NULL;
@@ -98,11 +78,24 @@ static epx_status port_open(int rank, int one_host, const uint8_t *key, struct c
 free_port:
     if (port->listener >= 0)
         close(port->listener);
-    free(port->channels);
-    free(port->blocked);
-    free(port->polls);
     free(port);
     return status;
+}
+
+static int make_room(struct conn_port *port, int room)
+{
+    struct channel **channels = realloc(port->channels, (size_t)room * sizeof(*channels));
+    uint8_t *blocked = channels ? realloc(port->blocked, (size_t)room) : NULL;
+    struct pollfd *polls = blocked ? realloc(port->polls, ((size_t)room + LOBBY_PLACES + 1) * sizeof(*polls)) : NULL;
+
+    port->channels = channels ? channels : port->channels;
+    port->blocked = blocked ? blocked : port->blocked;
+    port->polls = polls ? polls : port->polls;
+    if (!polls)
+        return -1;
+    memset(channels + port->room, 0, (size_t)(room - port->room) * sizeof(*channels));
+    port->room = room;
+    return 0;
 }
 
 /* Gives the channel its number: that of its descriptor, or -ENOMEM. */
@@ -205,11 +198,11 @@ static int conn_recv(struct conn_port *port, int conn, void *data, size_t bytes)
 }
 
 /* A handshake that waits to send is in `blocked` too, or has the other end's turn. */
-const struct pollfd *conn_socket_polls(struct conn_port *port, size_t *n)
+static void conn_wait(struct conn_port *port, uint64_t ns)
 {
-    struct pollfd *polls = port->polls;
+    struct pollfd alone[LOBBY_PLACES + 1], *polls = port->polls ? port->polls : alone;
     const int room = lobby_has_room(&port->lobby);
-    size_t count = LOBBY_PLACES + 1;
+    nfds_t count = LOBBY_PLACES + 1;
 
     lobby_polls(&port->lobby, polls);
     polls[LOBBY_PLACES] = (struct pollfd){.fd = room ? port->listener : -1, .events = POLLIN};
@@ -221,16 +214,7 @@ const struct pollfd *conn_socket_polls(struct conn_port *port, size_t *n)
         polls[count++] = (struct pollfd){
             .fd = fd, .events = (short)(POLLIN | (port->blocked[fd] ? channel_blocked_events(channel) : 0))};
     }
-    *n = count;
-    return polls;
-}
-
-static void conn_wait(struct conn_port *port, uint64_t ns)
-{
-    size_t count;
-
-    (void)conn_socket_polls(port, &count);
-    (void)poll(port->polls, count, (int)((ns + 999999) / 1000000));
+    (void)poll(polls, count, (int)((ns + 999999) / 1000000));
 }
 
 static void conn_close(struct conn_port *port, int conn)

@@ -44,10 +44,6 @@ struct conn_ops {
 
 extern const struct conn_ops conn_socket_ops;
 
-struct pollfd;
-/* What conn_socket_ops.wait() would wait for, until the next call for this port: for who waits for several. */
-const struct pollfd *conn_socket_polls(struct conn_port *port, size_t *count);
-
 struct endpoint;
 /* The address of another rank's port over TCP: 0, or -EINVAL. */
 int conn_address_get(const struct conn_address *from, struct endpoint *at);

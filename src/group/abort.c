@@ -95,19 +95,6 @@ void group_abort(struct epx_group *group, int status, int culprit)
         store_abort_word(group, group->heap.base, word);
 }
 
-/* One that has ended counts as who has said so: all know it, and each passes it on to its relays alone. */
-void group_abort_ended(struct epx_group *group, int phase, int culprit)
-{
-    const int rank = phase == PHASE_ENDED ? culprit : group->rank;
-    const uint64_t word = ABORT_CAUSED(EPX_ERR_PEER, phase, rank, culprit);
-
-    tell_node(group, word);
-    if (group->proxies)
-        proxy_alarm(group->proxies, alarm_of_abort(word), rank == group->rank);
-    if (!abort_word(group)) /* last, as above */
-        store_abort_word(group, group->heap.base, word);
-}
-
 void group_aborted_by(struct epx_group *group, uint64_t word)
 {
     if (!abort_word(group))

@@ -17,8 +17,6 @@ int group_late_for(struct epx_group *group);
 /* This rank has found that `culprit` (-1: itself) has failed: aborts what the ranks of its node, and through the
  * proxies those of others, wait for. */
 void group_abort(struct epx_group *group, int status, int culprit);
-/* `culprit` has ended, or is unreachable (group/ended.h); the same is found on every rank, at about the same time. */
-void group_abort_ended(struct epx_group *group, int phase, int culprit);
 /* A rank of another node has failed: sets the own word only. Whoever acts on it, a kernel or a caller's thread, tells
  * the other ranks of the node first (give_up() in kernel/begin_end.h, group_give_up()). */
 void group_aborted_by(struct epx_group *group, uint64_t word);

@@ -4,11 +4,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "group/alloc.h"
 #include "group/config.h"
-#include "group/ended.h"
 #include "group/fabric.h"
 #include "group/giveback.h"
 #include "group/handshake.h"
@@ -64,8 +62,6 @@ epx_status group_open_heap(struct epx_group *group)
     c.process = group->joining ? membership_incarnation(group->membership, group->rank) : 0;
     status = group->device->ops->copy(group->device, group->heap.base, &c, sizeof(c));
     if (status == EPX_OK)
-        status = ended_open(group, &group->liveness_card);
-    if (status == EPX_OK)
         status = regions_create(group);
     if (status == EPX_OK)
         status = group->device->ops->stream_create(group->device, &group->default_stream);
@@ -110,7 +106,6 @@ epx_status group_free(struct epx_group *group)
 
     if (group->ledger)
         ledger_closing(group->ledger, 1);
-    ended_close(group);
     watch_sampler_stop(group);
     watch_clean_up(group);
     launch_leave_turns(group);
@@ -128,8 +123,6 @@ epx_status group_free(struct epx_group *group)
             ledger_closing(group->ledger, 0);
     }
     watch_destroy(group);
-    if (group->error_fd >= 0)
-        close(group->error_fd);
     membership_close(group->membership);
     if (group->boot)
         boot_close(group->boot);
@@ -328,7 +321,6 @@ epx_status group_new(const char *call, struct epx_group **out)
     if (!*out)
         return fail(EPX_ERR_MEMORY, "%s: out of memory", call);
     (*out)->call = call;
-    (*out)->error_fd = -1;
     make_locks(*out);
     return EPX_OK;
 }
@@ -370,7 +362,6 @@ epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *
         return status;
     }
     boot_created(group->boot);
-    ended_tell(group);
     log_line(LOG_INFO, "group of %d ranks on %d nodes, %s, %d agents, heap %llu bytes", group->nranks, group->nnodes,
              group->device->ops->name, group->set.agents, (unsigned long long)group->plan.total);
     *out = group;

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "group/ended.h"
 #include "group/signals.h"
 #include "util/status.h"
 
@@ -100,12 +99,8 @@ static void write_timeout(const struct epx_group *group, const struct error_reco
 static void write_abort(const struct epx_group *group, uint64_t word, char *text, size_t bytes)
 {
     const int rank = ABORT_RANK(word), culprit = ABORT_CULPRIT(word), status = ABORT_STATUS(word);
-    char news[160];
 
-    if (PHASE_IS_NEWS(ABORT_PHASE(word))) {
-        ended_text(group, ABORT_PHASE(word), culprit, news, sizeof(news));
-        snprintf(text, bytes, "aborted because %s", news);
-    } else if (culprit == group->rank && rank == group->rank)
+    if (culprit == group->rank && rank == group->rank)
         snprintf(text, bytes, "this rank failed (%s)", epx_strerror((epx_status)status));
     else if (culprit == group->rank && status == EPX_ERR_PEER)
         snprintf(
@@ -135,28 +130,16 @@ static void write_abort(const struct epx_group *group, uint64_t word, char *text
         snprintf(text, bytes, "aborted because rank %d failed (%s)", culprit, epx_strerror((epx_status)status));
 }
 
-static void write_masked(const struct epx_group *group, int rank, int phase, char *text, size_t bytes)
-{
-    char news[160];
-
-    ended_text(group, phase, rank, news, sizeof(news));
-    snprintf(text, bytes, "%s; it is masked now", news);
-}
-
 static void write_peer(const struct epx_group *group, const struct error_record *e, char *text, size_t bytes)
 {
     const uint64_t word = (uint64_t)e->detail[1];
-    const int n = e->phase == PHASE_NONE || PHASE_IS_NEWS(e->phase) /* no operation was in a wait */
+    const int n = e->phase == PHASE_NONE /* no operation was in a wait */
                       ? snprintf(text, bytes, "rank %d: ", group->rank)
                       : snprintf(text, bytes, "rank %d, %s: ", group->rank, phase_name(e->phase));
 
     if (n < 0 || (size_t)n >= bytes)
         return;
-    if (e->detail[0] == ERROR_MASKED)
-        write_masked(group, e->peer, (int)e->detail[1], text + n, bytes - (size_t)n);
-    else if (PHASE_IS_NEWS(e->phase))
-        ended_text(group, e->phase, e->peer, text + n, bytes - (size_t)n);
-    else if (word)
+    if (word)
         write_abort(group, word, text + n, bytes - (size_t)n);
     else if (e->phase == PHASE_NET && e->peer >= 0)
         snprintf(text + n, bytes - (size_t)n, "the network has lost rank %d: it may have ended%s", e->peer,
@@ -272,8 +255,7 @@ epx_status error_of_abort(const struct epx_group *group, uint64_t word, epx_erro
     return EPX_ERR_PEER;
 }
 
-static void record(struct epx_group *group, int status, int phase, int peer, int64_t expected, int64_t seen,
-                   const char *text)
+void error_record_net(struct epx_group *group, int status, int peer, int64_t expected, int64_t seen, const char *text)
 {
     struct error_record *e = &group->net_error;
     uint32_t none = ERROR_NONE;
@@ -282,7 +264,7 @@ static void record(struct epx_group *group, int status, int phase, int peer, int
     if (!__atomic_compare_exchange_n(&e->state, &none, ERROR_WRITING, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         return;
     e->status = status;
-    e->phase = phase;
+    e->phase = PHASE_NET;
     e->peer = peer;
     e->expected = expected;
     e->seen = seen;
@@ -292,23 +274,12 @@ static void record(struct epx_group *group, int status, int phase, int peer, int
     __atomic_store_n(&e->state, ERROR_SET, __ATOMIC_RELEASE); /* pairs with the acquire in error_read() */
 }
 
-void error_record_net(struct epx_group *group, int status, int peer, int64_t expected, int64_t seen, const char *text)
-{
-    record(group, status, PHASE_NET, peer, expected, seen, text);
-}
-
-void error_record_ended(struct epx_group *group, int phase, int peer)
-{
-    record(group, EPX_ERR_PEER, phase, peer, 0, 0, "");
-}
-
 /* The records first: whoever claims one afterwards finds it empty. */
 epx_status errors_clear(struct epx_group *group)
 {
     static const uint32_t none;
     uint32_t *reported = &group->shadow.state->reported;
 
-    ended_fd_clear(group);
     __atomic_store_n(&group->stuck_state, STUCK_UNKNOWN, __ATOMIC_RELAXED);
     __atomic_store_n(&group->gave_up, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&group->net_error.state, ERROR_NONE,

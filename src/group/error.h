@@ -9,8 +9,6 @@
 epx_status error_read(const struct epx_group *group, epx_error_info *info);
 /* The same from an abort word, where no kernel of this rank has recorded it yet. Returns EPX_ERR_PEER. */
 epx_status error_of_abort(const struct epx_group *group, uint64_t word, epx_error_info *info);
-/* `peer` has ended, or is unreachable: PHASE_ENDED, PHASE_UNREACHABLE. */
-void error_record_ended(struct epx_group *group, int phase, int peer);
 /* From a proxy thread. */
 void error_record_net(struct epx_group *group, int status, int peer, int64_t expected, int64_t seen, const char *text);
 /* Empties the records. Nothing may run that would write them. */

@@ -25,7 +25,6 @@
 #include "boot/boot.h"
 #include "group/config.h"
 #include "group/create.h"
-#include "group/ended.h"
 #include "group/fabric.h"
 #include "group/giveback.h"
 #include "group/heap.h"
@@ -57,8 +56,7 @@ struct settings_message {
     int64_t proves;            /* enum proves */
     int32_t traces;            /* EPX_TRACE is set */
     int32_t heap;              /* EPX_GPU_HEAP: heap_asked() */
-    int32_t has_pidfd, reserved;
-    uint8_t secret[8]; /* equal where ranks have the same secret, and of no use to learn it */
+    uint8_t secret[8];         /* equal where ranks have the same secret, and of no use to learn it */
 };
 
 enum proves { PROVES_NOTHING /* EPX_SECRET=none */, PROVES_SECRET, PROVES_WITHOUT_LIBRARY };
@@ -73,7 +71,6 @@ struct heap_message {
     struct heap_export export;
     struct heap_export directory; /* of regions; 0 bytes: none */
     struct ledger_address ledger;
-    struct liveness_card liveness;
 };
 
 static void result_set(struct step_result *result, epx_status mine)
@@ -155,8 +152,7 @@ void handshake_find_nodes(struct epx_group *group)
 /* Only groups that make connections of their own need a key. */
 static int needs_key(const struct epx_group *group)
 {
-    return group->nranks > 1 && !runtime()->conns &&
-           (group->nnodes > 1 || group->fabric || group->set.enable_mask || group->without_pidfd);
+    return group->nranks > 1 && !runtime()->conns && (group->nnodes > 1 || group->fabric || group->set.enable_mask);
 }
 
 /* All ranks come to the same result. */
@@ -246,18 +242,6 @@ static epx_status check_heaps(const struct settings_message *all, int nranks)
     return EPX_OK;
 }
 
-/* Connections, which take their place, need a key. */
-static void find_pidfds(struct epx_group *group, const struct settings_message *all)
-{
-    int lack = 0, provable = 1;
-
-    for (int r = 0; r < group->nranks; r++) {
-        lack |= !all[r].has_pidfd;
-        provable &= all[r].proves != PROVES_WITHOUT_LIBRARY;
-    }
-    group->without_pidfd = lack && provable;
-}
-
 /* Of one layout in all builds, and before any other message: theirs may have other lengths. The rendezvous of EPX has
  * compared builds already. */
 struct build_message {
@@ -299,7 +283,6 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
     settings_pack(&group->set, own.fields);
     own.traces = trace_on();
     own.heap = heap_asked();
-    own.has_pidfd = liveness_has_pidfd();
     status = handshake_allgather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = results_check(group, all, sizeof(*all));
@@ -312,8 +295,6 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
         fabric_choose(group, &all[0].place, sizeof(*all));
     if (status == EPX_OK)
         handshake_find_nodes(group);
-    if (status == EPX_OK)
-        find_pidfds(group, all);
     group->all_trace = status == EPX_OK;
     for (int r = 0; status == EPX_OK && r < group->nranks; r++)
         group->all_trace &= all[r].traces != 0;
@@ -378,23 +359,8 @@ static void find_process(struct epx_group *group, int r, const struct heap_messa
         membership_set_process(group->membership, r, all[r].export.pid);
 }
 
-static epx_status watch_processes(struct epx_group *group, const struct heap_message *all)
-{
-    int alone = 1;
-
-    for (int r = 0; r < group->nranks; r++) {
-        ended_set_peer(group, r, all[r].export.pid, &all[r].liveness);
-        alone &= all[r].export.pid == (int64_t)getpid() && is_of_this_host(group, r);
-    }
-    return ended_start(group, alone);
-}
-
 static epx_status map_heaps(struct epx_group *group, const struct heap_message *all)
 {
-    epx_status watched = watch_processes(group, all);
-
-    if (watched != EPX_OK)
-        return watched;
     meet_ledgers(group, all);
     find_threads(group, all);
     for (int r = 0; r < group->nranks; r++) {
@@ -420,7 +386,6 @@ static epx_status map_heaps_again(struct epx_group *group, const struct heap_mes
         if (r == group->rank || !all[r].export.bytes || group->mapped[r] == incarnation)
             continue; /* a rank that does not take part has sent nothing */
         find_process(group, r, all);
-        ended_set_peer(group, r, all[r].export.pid, &all[r].liveness);
         if (group->ledger && !group->remote[r])
             ledger_set_peer(group->ledger, r, all[r].export.pid, &all[r].ledger);
         if (!group->remote[r] && !INJECT_BUG(BUG_OLD_HEAP, group->bases[r] != group->stand_in.base, 0))
@@ -433,12 +398,6 @@ static epx_status map_heaps_again(struct epx_group *group, const struct heap_mes
     }
     if (group->ledger)
         ledger_doubt(group->ledger, 0);
-    if (group->joining) {
-        epx_status status = ended_start(group, 0);
-
-        if (status != EPX_OK)
-            return status;
-    }
     return group_device_heaps(group);
 }
 
@@ -449,7 +408,6 @@ static void describe_heap(struct epx_group *group, struct heap_message *own, epx
     own->export = group->heap.export;
     own->directory = regions_directory(group);
     own->ledger = ledger_address(group->ledger);
-    own->liveness = group->liveness_card;
     if (group->ledger)
         ledger_doubt(group->ledger, 1); /* until the others are known */
 }

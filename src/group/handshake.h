@@ -12,7 +12,7 @@ epx_status handshake_begin(struct epx_group *group);
 void handshake_keep(struct epx_group *group);
 void handshake_end(struct epx_group *group);
 /* That memory, until the next step: HANDSHAKE_ROOM bytes of each rank at least. */
-enum { HANDSHAKE_ROOM = 640 };
+enum { HANDSHAKE_ROOM = 512 };
 void *handshake_room(struct epx_group *group);
 
 /* Also finds the nodes, and makes the group's key. */

@@ -10,7 +10,6 @@
 #include "boot/ticket.h"
 #include "group/config.h"
 #include "group/create.h"
-#include "group/ended.h"
 #include "group/handshake.h"
 #include "group/heap.h"
 #include "group/join.h"
@@ -291,7 +290,6 @@ epx_status group_join(const char *text, int rank, const epx_group_config *config
         (void)group_free(group); /* the message is that of the first failure */
         return status;
     }
-    ended_tell(group);
     log_line(LOG_INFO, "rank %d of %d has joined, on %d nodes", rank, group->nranks, group->nnodes);
     *out = group;
     return EPX_OK;

@@ -19,7 +19,7 @@ struct blocks {
 
 /* In memory that host and device share. */
 struct host_blocks {
-    size_t windows, by_deadline, ended, counters, sent, aggregates, sent_all, total;
+    size_t windows, by_deadline, counters, sent, aggregates, sent_all, total;
 };
 
 /* One for each (ring, kind, slot). */
@@ -97,7 +97,6 @@ static struct host_blocks lay_out_host(const struct epx_group *group)
     memset(&b, 0, sizeof(b));
     b.windows = take(&at, sizeof(uint64_t));
     b.by_deadline = take(&at, R * sizeof(uint32_t));
-    b.ended = take(&at, R * sizeof(uint64_t));
     if (group->nnodes > 1) {
         b.counters = take(&at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
         b.sent = take(&at, R * sizeof(uint64_t));
@@ -314,7 +313,6 @@ epx_status group_device_alloc(struct epx_group *group)
     group->error = group->host_memory;
     group->shadow.windows = (uint64_t *)((char *)group->host_memory + hb.windows);
     group->shadow.by_deadline = (uint32_t *)((char *)group->host_memory + hb.by_deadline);
-    group->shadow.ended = (uint64_t *)((char *)group->host_memory + hb.ended);
     status = group_mem_alloc(group, b.total, &group->device_memory);
     if (status != EPX_OK) {
         group->device_memory = NULL;

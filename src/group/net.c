@@ -10,7 +10,6 @@
 
 #include "boot/auth.h"
 #include "group/abort.h"
-#include "group/ended.h"
 #include "group/error.h"
 #include "group/handshake.h"
 #include "group/launch.h"
@@ -55,12 +54,9 @@ static int is_masked(const struct epx_group *group, int peer)
 }
 
 /* Is the loss of a peer news? A peer that ends after a failure of which this rank has heard is not the cause. */
-static int is_news(struct epx_group *group, int peer, int masked, const char *text)
+static int is_news(struct epx_group *group, int masked, const char *text)
 {
-    const char *known = masked                  ? "it is masked"
-                        : ended_is(group, peer) ? "it has ended"
-                        : abort_word(group)     ? "the group has failed before"
-                                                : NULL;
+    const char *known = masked ? "it is masked" : abort_word(group) ? "the group has failed before" : NULL;
 
     if (known)
         log_line(LOG_INFO, "%s; %s", text, known);
@@ -74,7 +70,7 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
         return; /* nothing is outstanding, and a peer that finished first may have closed its endpoints */
-    if (status == EPX_ERR_PEER && !is_news(group, peer, is_masked(group, peer), text))
+    if (status == EPX_ERR_PEER && !is_news(group, is_masked(group, peer), text))
         return;
     log_line(LOG_WARN, "%s", text);
     error_record_net(group, status, peer, expected, seen, text);
@@ -97,7 +93,7 @@ static void on_given_up(void *context, int peer, int error, const char *text)
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
         return; /* before it looks at anything: a proxy that was abandoned may come back late */
-    if (!is_news(group, peer, is_masked(group, peer) && !mask_by_deadline(group, peer), text))
+    if (!is_news(group, is_masked(group, peer) && !mask_by_deadline(group, peer), text))
         return;
     log_line(LOG_WARN, "%s", text);
     error_record_net(group, EPX_ERR_PEER, peer, 0, error, text);

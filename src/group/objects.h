@@ -8,7 +8,6 @@
 #include "group/heap_layout.h"
 #include "boot/boot.h"
 #include "boot/membership.h"
-#include "group/liveness.h"
 #include "device/device.h"
 #include "proxy/proxy.h"
 
@@ -55,24 +54,20 @@ struct captured {
 struct epx_group {
     struct device *device;
     struct boot *boot;
-    uint8_t key[32];                    /* that only the ranks of this group know */
-    int has_key;                        /* 0: EPX_SECRET=none, one rank, or a simulation */
-    uint8_t seed[32];                   /* the key is made of it and the secret of the job */
-    int own_secret;                     /* that secret may be in this user's file */
-    struct liveness_card liveness_card; /* what the others must know of it */
-    struct liveness *liveness;          /* NULL: one rank, threads of one process, or a simulation */
-    int without_pidfd;                  /* a rank cannot watch processes by their numbers: connections do */
-    int error_fd;                       /* epx_group_error_fd(); -1: none */
-    struct membership *membership;      /* NULL without enable_mask */
-    int use_membership;                 /* collective steps go through it during recovery */
-    int masks_hidden;                   /* queries show masked ranks as active: epx_mask_clean_active */
-    int mask_updated;                   /* epx_mask_update has masked ranks since the ranks last agreed */
-    uint8_t *masked_by_update;          /* [R]: which, but for those that a deadline has masked */
-    uint64_t *mask_epochs;              /* device: group_state.epoch, and the mask, when the first of them was masked */
-    int mask_epochs_known;              /* 0: nothing is there, for a graph masks ranks */
-    void *room;                         /* what a collective step receives: handshake_begin() */
-    int32_t *recovery_mask;             /* [R]: for group_recover(), which has no other memory before the ranks meet */
-    uint8_t *recovery_out;              /* [R]: the same */
+    uint8_t key[32];               /* that only the ranks of this group know */
+    int has_key;                   /* 0: EPX_SECRET=none, one rank, or a simulation */
+    uint8_t seed[32];              /* the key is made of it and the secret of the job */
+    int own_secret;                /* that secret may be in this user's file */
+    struct membership *membership; /* NULL without enable_mask */
+    int use_membership;            /* collective steps go through it during recovery */
+    int masks_hidden;              /* queries show masked ranks as active: epx_mask_clean_active */
+    int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */
+    uint8_t *masked_by_update;     /* [R]: which, but for those that a deadline has masked */
+    uint64_t *mask_epochs;         /* device: group_state.epoch, and the mask, when the first of them was masked */
+    int mask_epochs_known;         /* 0: nothing is there, for a graph masks ranks */
+    void *room;                    /* what a collective step receives: handshake_begin() */
+    int32_t *recovery_mask;        /* [R]: for group_recover(), which has no other memory before the ranks meet */
+    uint8_t *recovery_out;         /* [R]: the same */
     int rank, nranks, node, nnodes;
     struct settings set;
     int64_t fields[20];           /* what ranks compared when the group was created: settings_pack() */

@@ -21,7 +21,6 @@
 
 #include "boot/boot.h"
 #include "group/abort.h"
-#include "group/ended.h"
 #include "group/error.h"
 #include "group/handshake.h"
 #include "group/join.h"
@@ -263,8 +262,6 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
     }
     if (status == EPX_OK && replaced)
         join_done(group, out);
-    if (status == EPX_OK)
-        ended_met_again(group);
     if (status != EPX_OK)
         fail_restart(group, status, *all_reset);
     return status;
@@ -278,7 +275,7 @@ static epx_status own_mask(struct epx_group *group, int unmask, uint8_t *out)
         group->device->ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask));
 
     for (int r = 0; status == EPX_OK && r < group->nranks; r++)
-        out[r] = group->stale[r] || (!unmask && !mask[r]) || ended_is(group, r);
+        out[r] = group->stale[r] || (!unmask && !mask[r]);
     return status;
 }
 
@@ -372,18 +369,6 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
     return status;
 }
 
-/* Without masks all ranks must take part. */
-static epx_status check_members(const struct epx_group *group)
-{
-    const int gone = ended_member(group);
-
-    return gone < 0 ? EPX_OK
-                    : fail(EPX_ERR_PEER,
-                           "%s: rank %d has ended: a group without enable_mask cannot go on without it; destroy it and "
-                           "create another",
-                           group->call, gone);
-}
-
 /* All ranks, through the bootstrap. Where its connections are lost, some ranks see that before others, or only when
  * they use them: all meet again. */
 static epx_status recover_all(struct epx_group *group, const uint8_t *out)
@@ -392,8 +377,6 @@ static epx_status recover_all(struct epx_group *group, const uint8_t *out)
     int all_reset;
 
     for (int i = 0; i < MEETINGS && status == EPX_ERR_PEER && (!i || boot_is_lost(group->boot)); i++) {
-        if (i && check_members(group) != EPX_OK)
-            return EPX_ERR_PEER;
         status = boot_begin(group->boot);
         if (status == EPX_OK)
             status = restart(group, out, 0, &all_reset);
@@ -411,8 +394,6 @@ static epx_status recover(struct epx_group *group, int unmask)
     memset(out, 0, (size_t)group->nranks);
     if (status == EPX_OK)
         status = launch_await(group, group->last_stream, group->call);
-    if (status == EPX_OK && !group->membership)
-        status = check_members(group);
     /* A blocked proxy may return at any time and write arrivals into the heap: this rank cannot recover. */
     if (status == EPX_OK)
         status = group_net_responsive(group);
@@ -452,18 +433,14 @@ static void await_abort_word(struct epx_group *group)
 /*
  * A rank that failed, or masked another, and now recovers does not answer any more: ranks that are in an operation
  * would wait for it, and name it. So it ends their operations first, and says whose fault it is. A rank without an
- * error of its own recovers because its caller wants so, and lets the others end what they do. High throughput goes on
- * without a rank that has ended only once all have recovered.
+ * error of its own recovers because its caller wants so, and lets the others end what they do.
  */
 static void tell_culprit(struct epx_group *group)
 {
     epx_error_info info;
     const epx_status status = error_read(group, &info);
-    const int gone = ended_unmasked(group);
 
-    if (!abort_word(group) && gone >= 0 && group->set.modes & EPX_HIGH_THROUGHPUT)
-        group_abort_ended(group, (int)group->shadow.ended[gone], gone);
-    else if (!abort_word(group) && group->mask_updated && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER))
+    if (!abort_word(group) && group->mask_updated && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER))
         group_abort(group, EPX_ERR_TIMEOUT, info.peer);
 }
 

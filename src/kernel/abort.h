@@ -63,7 +63,7 @@ KFN_STEP void report_abort(struct agent *ag, const struct group_dev *g, int phas
 KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
                       int64_t seen)
 {
-    const int others = peer >= 0 && (status == KSTATUS_TIMEOUT || status == KSTATUS_MISMATCH || PHASE_IS_NEWS(phase));
+    const int others = peer >= 0 && (status == KSTATUS_TIMEOUT || status == KSTATUS_MISMATCH);
     const uint64_t word = ABORT_CAUSED(status, phase, g->rank, others ? peer : g->rank);
 
     /* -1: invalid data. check_signature() reports fields of signatures that differ before it comes here. */

@@ -44,21 +44,16 @@ KFN_STEP void fail_not_agreed(struct agent *ag, const struct group_dev *g, int o
  * count, and relay for, a rank that is masked here alone. */
 KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
 {
-    int odd = -1, gone = -1;
+    int odd = -1;
 
     if (kernel_begin(ag, g))
         return 1;
-    for (int r = 0; has_masks(g) && r < g->nranks && gone < 0; r++) {
-        if (g->members[r] && ag_look(&g->ended[r]))
-            gone = r;
-        if (g->mask[r] != g->members[r] && odd < 0)
+    for (int r = 0; has_masks(g) && r < g->nranks && odd < 0; r++)
+        if (g->mask[r] != g->members[r])
             odd = r;
-    }
-    if (!has_masks(g) || !block_decides(ag, odd >= 0 || gone >= 0))
+    if (!has_masks(g) || !block_decides(ag, odd >= 0))
         return 0;
-    if (ag_index(ag) == 0 && gone >= 0)
-        fail_all(ag, g, KSTATUS_PEER, (int)ag_look(&g->ended[gone]), gone, 0, 0);
-    else if (ag_index(ag) == 0)
+    if (ag_index(ag) == 0)
         fail_not_agreed(ag, g, odd);
     return 1;
 }

@@ -16,8 +16,7 @@
  *
  * The second form carries an alarm instead of a counter: kinds of counters are below 32, which leaves bit 23 to tell.
  * An alarm has 18 bits, culprit << 6 | cause, so that an abort is one message, which needs no memory and no order:
- *     cause below ALARM_STATUS   abort: a wait for the culprit expired in the phase `cause`, or that has ended or is
- *                                unreachable (PHASE_IS_NEWS)
+ *     cause below ALARM_STATUS   abort: a wait for the culprit expired in the phase `cause`
  *     ALARM_GOODBYE              no abort: the source ends its group in order. It has sent all that others need of it,
  *                                and needs nothing of them
  *     cause below ALARM_REPLY    abort: the culprit failed with the status cause - ALARM_STATUS
@@ -131,17 +130,16 @@ COMMAND_FN int is_gone(uint32_t reply)
 /* What an abort word says to ranks of other nodes. */
 COMMAND_FN uint32_t alarm_of_abort(uint64_t word)
 {
-    const int phase = ABORT_STATUS(word) == KSTATUS_TIMEOUT || PHASE_IS_NEWS(ABORT_PHASE(word));
-    return ALARM(ABORT_CULPRIT(word), phase ? ABORT_PHASE(word) : ALARM_STATUS + ABORT_STATUS(word));
+    const int timeout = ABORT_STATUS(word) == KSTATUS_TIMEOUT;
+    return ALARM(ABORT_CULPRIT(word), timeout ? ABORT_PHASE(word) : ALARM_STATUS + ABORT_STATUS(word));
 }
 
 /* The abort word that an alarm of `rank` means. */
 COMMAND_FN uint64_t abort_of_alarm(int rank, uint32_t alarm)
 {
     const int cause = ALARM_CAUSE(alarm), culprit = ALARM_CULPRIT(alarm);
-    return cause < ALARM_STATUS
-               ? ABORT_CAUSED(PHASE_IS_NEWS(cause) ? KSTATUS_PEER : KSTATUS_TIMEOUT, cause, rank, culprit)
-               : ABORT_CAUSED(cause - ALARM_STATUS, PHASE_NONE, rank, culprit);
+    return cause < ALARM_STATUS ? ABORT_CAUSED(KSTATUS_TIMEOUT, cause, rank, culprit)
+                                : ABORT_CAUSED(cause - ALARM_STATUS, PHASE_NONE, rank, culprit);
 }
 
 struct command_fields {

@@ -60,8 +60,7 @@ EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 /*
  * abort_word: 1 << 63 | ABORT_LEFT_OUT | phase << 40 | status << 32 | culprit << 16 | rank. The first one stays.
  * `rank` noticed first; `culprit` is gone, stuck or has failed: `rank` itself where it failed by itself. The phase is
- * that in which a wait expired (EPX_ERR_TIMEOUT), or PHASE_ENDED, PHASE_UNREACHABLE (EPX_ERR_PEER; group/ended.h), else
- * PHASE_NONE. Everybody repeats what this word says.
+ * that in which a wait expired (EPX_ERR_TIMEOUT), else PHASE_NONE. Everybody repeats what this word says.
  */
 #define ABORT_CAUSED(status, phase, rank, culprit)                                                                  \
     ((uint64_t)1 << 63 | (uint64_t)(phase) << 40 | (uint64_t)(status) << 32 | (uint64_t)(uint16_t)(culprit) << 16 | \
@@ -71,7 +70,6 @@ EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
  * alone, which must not pass it on. */
 #define ABORT_LEFT_OUT ((uint64_t)1 << 62)
 #define ABORT_PHASE(word) ((int)((word) >> 40 & 0xff))
-#define PHASE_IS_NEWS(phase) ((phase) == PHASE_ENDED || (phase) == PHASE_UNREACHABLE)
 #define ABORT_STATUS(word) ((int)((word) >> 32 & 0xff))
 #define ABORT_CULPRIT(word) ((int)((word) >> 16 & 0xffff))
 #define ABORT_RANK(word) ((int)((word)&0xffff))

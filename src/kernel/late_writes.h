@@ -75,8 +75,6 @@ KFN_STEP enum wait_result wait_for_last(struct agent *ag, const struct group_dev
 /* `peer`, of the node, has its abort word: does it still write into memory of others? */
 KFN_STEP enum wait_result still_writes(struct agent *ag, const struct group_dev *g, int peer)
 {
-    if (ag_any(ag, ag_look(&g->ended[peer]) == PHASE_ENDED)) /* no thread of it is left */
-        return WAIT_OK;
     ag_add_fenced(ag, &control_of(g, g->rank)->not_writing, 0); /* pairs with the fence in writes_begin() */
     return wait_for_last(ag, g, &control_of(g, peer)->not_writing, 0, peer);
 }

@@ -98,7 +98,6 @@ struct group_state {
     uint64_t narrowed;   /* when few blocks went on with an operation the last time; likewise */
 };
 
-enum { ERROR_MASKED = -2 }; /* error_record.detail[0], KSTATUS_PEER: masked; detail[1]: PHASE_ENDED or _UNREACHABLE */
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };
 
 /* In memory that the host reads at any time; the first error wins. Kernels and proxies have one each. */
@@ -184,7 +183,6 @@ struct group_dev {
     char *counts_copy;      /* [R]: what each rank said in the last update, see hn_fetch() */
     int32_t *packed_at;     /* [halves*M*K]: where LogFMT rows of other nodes begin, in units of 16 bytes */
     uint32_t *by_deadline;  /* [R]: 1: a deadline has masked this rank, not epx_mask_update; host memory */
-    uint64_t *ended;        /* [R]: 0, PHASE_ENDED or PHASE_UNREACHABLE: the host has found it; host memory */
 };
 
 /* What the host reads after a high-throughput notify. */

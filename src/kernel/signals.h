@@ -89,9 +89,7 @@
     X(RING,    0, "push to the command ring")                                                                        \
     X(NET,     0, "network")                                                                                         \
     X(MASKS,   0, "masks")                                                                                           \
-    X(LC_SIGNAL, 0, "ll combine: wait for signal")                                                                   \
-    X(ENDED,   0, "ended")       /* no wait: the process of a rank has ended */                                      \
-    X(UNREACHABLE, 0, "unreachable") /* no wait: the machine of a rank does not reply */
+    X(LC_SIGNAL, 0, "ll combine: wait for signal")
 /* clang-format on */
 
 enum operation { OP_NONE = -1, OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP_HT_COMBINE, OP_COUNT };

@@ -41,7 +41,6 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
         fail_left(ag, g, peer);
         return 1;
     }
-    const int news = why == WAIT_LOST ? (int)ag_look(&g->ended[peer]) : 0; /* 0: the network alone has lost it */
     if (why == WAIT_LOST)
         culprit = peer;
     if (ag_leader(ag))
@@ -55,10 +54,7 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
         if (ended == WAIT_ABORTED)
             return wait_failed_by_word(ag, g, phase, target, seen);
         if (ended == WAIT_OK) {
-            if (news)
-                report(ag, g, KSTATUS_PEER, phase, peer, (int64_t)target, (int64_t)seen, ERROR_MASKED, news);
-            else
-                report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
+            report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
             if (ag_leader(ag)) { /* proxy threads read them: pairs with mask_by_deadline() and mask_read() */
                 ag_store_release32(&g->by_deadline[peer], 1);
                 ag_store_release32((uint32_t *)&g->mask[peer], 0);
@@ -69,8 +65,6 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
         }
         culprit = peer; /* it stopped, or ended, in the midst of rows: nobody can go on without a recovery */
     }
-    if (news)
-        return fail_all(ag, g, KSTATUS_PEER, news, peer, (int64_t)target, (int64_t)seen);
     report(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen, 0, peer);
     return fail_all(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen);
 }

@@ -61,14 +61,10 @@ KFN_STEP int has_gone(const struct group_dev *g, int rank)
     return !g->heap[rank] && ALARM_CAUSE((uint32_t)ag_look(reply_word(g, rank))) == ALARM_GOODBYE;
 }
 
-/* With masks: the host has found that this rank has ended or is unreachable (group/ended.h), or the network has lost
- * it, of another node. */
+/* With masks: the network has lost this rank of another node. */
 KFN int is_lost(struct agent *ag, const struct group_dev *g, int peer)
 {
-    if (peer < 0)
-        return 0;
-    return ag_any(ag, ag_look(&g->ended[peer]) != 0 ||
-                          (!g->heap[peer] && ALARM_CAUSE((uint32_t)ag_look(reply_word(g, peer))) == ALARM_LOST));
+    return peer >= 0 && !g->heap[peer] && ag_any(ag, ALARM_CAUSE((uint32_t)ag_look(reply_word(g, peer))) == ALARM_LOST);
 }
 
 /* How often a rank that waits says so. */
@@ -97,30 +93,6 @@ KFN uint64_t next_slice(const struct agent *ag, const struct group_dev *g, uint6
     return left < slice ? left : slice;
 }
 
-enum { LOST_LOOK_NS = 10000000 };
-
-/* ag_wait_ge; with masks it also ends, soon, when the peer has left or is lost. */
-KFN_STEP enum wait_result wait_or_lost(struct agent *ag, const struct group_dev *g, const uint64_t *word,
-                                       uint64_t target, int peer, uint64_t ns)
-{
-    if (!has_masks(g))
-        return ag_wait_ge(ag, word, target, ns);
-    for (uint64_t left = ns;;) {
-        const uint64_t look = left < LOST_LOOK_NS ? left : (uint64_t)LOST_LOOK_NS;
-        const enum wait_result why = ag_wait_ge(ag, word, target, look);
-
-        left -= look;
-        if (why != WAIT_TIMEOUT)
-            return why;
-        if (has_left(ag, g, peer))
-            return WAIT_LEFT;
-        if (is_lost(ag, g, peer))
-            return WAIT_LOST;
-        if (!left)
-            return why;
-    }
-}
-
 /* ag_wait_ge in slices: a wait that takes longer than one says for whom. Time in which the process was stopped counts
  * as one slice at most: who has slept itself does not name others for it. */
 KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
@@ -130,10 +102,14 @@ KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g
     for (;;) {
         if (ag_leader(ag))
             ag->wait_before = ag_now(ag);
-        const enum wait_result why = wait_or_lost(ag, g, word, target, peer, next_slice(ag, g, limit));
+        const enum wait_result why = ag_wait_ge(ag, word, target, next_slice(ag, g, limit));
         const uint64_t ns = next_slice(ag, g, limit), took = ag_now(ag) - ag->wait_before;
 
         set_spent(ag, ag->wait_spent + (why == WAIT_TIMEOUT || took > ns ? ns : took));
+        if (has_masks(g) && why == WAIT_TIMEOUT && has_left(ag, g, peer))
+            return WAIT_LEFT;
+        if (has_masks(g) && why == WAIT_TIMEOUT && is_lost(ag, g, peer))
+            return WAIT_LOST;
         if (why != WAIT_TIMEOUT || ag->wait_spent == limit)
             return why;
         publish_waits(ag, g, peer);

@@ -27,8 +27,6 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 RANKS, DEADLINE_MS, START_S, END_S = 4, 2000, 60, 60
 SLACK_MS = 5000  # for a machine that does other things as well
-# Where an end is to be noticed long before the deadline, and where ranks are stopped for up to two thirds of it.
-DEADLINES_MS = {"kill": 60000, "pause": 6000, "vanish": 15000}
 LATE_MS = 50  # how slow ranks are to connect where a stranger must get in before
 FOREVER = 1 << 60
 ADDRESSES = ["10.78.0.1", "10.78.0.2"]
@@ -163,8 +161,7 @@ class Job:
                 environment.pop("EPX_RANKS_PER_NODE")
             if event.kind == "strangers":
                 environment["CHAOS_LATE_MS"] = str(LATE_MS)
-            self.ranks.append(Rank(r, [*program, self.path, event.mode, str(event.mask),
-                                       str(DEADLINES_MS.get(event.kind, DEADLINE_MS))],
+            self.ranks.append(Rank(r, [*program, self.path, event.mode, str(event.mask), str(DEADLINE_MS)],
                                    environment, r // per if event.nodes > 1 else 0))
 
     def wait(self, what, seconds, ranks=None):
@@ -388,14 +385,13 @@ def event_leave(world, job):
 
 
 def event_pause(world, job):
-    """Ranks are stopped in turn, each for up to two thirds of the deadline: nobody fails."""
-    for _ in range(3):
-        victim, rounds = job.event.random.choice(job.ranks), [job.get(2 + r) for r in range(RANKS)]
+    """Ranks are stopped in turn, each for less than the deadline: nobody fails."""
+    for _ in range(4):
+        victim = job.event.random.choice(job.ranks)
         victim.process.send_signal(signal.SIGSTOP)
-        time.sleep(job.event.random.uniform(0.05, DEADLINES_MS["pause"] / 1500))
+        time.sleep(job.event.random.uniform(0.05, 0.4))
         victim.process.send_signal(signal.SIGCONT)
-        # One deadline holds for all that a rank waits for: the next stop comes in another operation.
-        job.wait(lambda rank, since=rounds: job.get(2 + rank.number) > since[rank.number] + 1, END_S)
+        time.sleep(job.event.random.uniform(0, 0.1))
     job.finish()
 
 
@@ -423,23 +419,6 @@ def event_cut(world, job):
     for host in (0, 1):
         job.faults([rank for rank in job.ranks if rank.host == host],
                    {rank.number for rank in job.ranks if rank.host != host})
-    world.wire.cut(True)
-    job.recover(job.ranks, list(range(RANKS)))
-
-
-def event_vanish(world, job):
-    """The same long before the deadline: ranks of the other node are unreachable once its kernel has not replied for a
-    third of it. All go on when the link is back."""
-    world.wire.cut(False)
-    began = time.monotonic()
-    for host in (0, 1):
-        here = [rank for rank in job.ranks if rank.host == host]
-        job.faults(here, {rank.number for rank in job.ranks if rank.host != host})
-        for rank in here:
-            if "unreachable" not in rank.said("fault"):
-                raise Wrong(f"rank {rank.number}: expected an unreachable rank, got {rank.said('fault')}")
-    if time.monotonic() - began > DEADLINES_MS["vanish"] / 1000 * 2 / 3:
-        raise Wrong("%.1f s passed until all were told" % (time.monotonic() - began))
     world.wire.cut(True)
     job.recover(job.ranks, list(range(RANKS)))
 
@@ -499,7 +478,6 @@ EVENTS = {  # nodes, modes (with enable_mask: 1; 2: ranks will be masked)
     "pause": (event_pause, (1, 2), ("ll 0", "ht 0", "ht 1")),
     "freeze": (event_freeze, (1, 2), ("ll 0", "ht 0", "ht 1")),
     "cut": (event_cut, (2,), ("ll 0", "ht 0", "ht 1")),
-    "vanish": (event_vanish, (2,), ("ll 0", "ht 0", "ht 1")),
     "blink": (event_blink, (2,), ("ll 0", "ht 0")),
     "slow": (event_slow, (2,), ("ll 0", "ht 0")),
     "strangers": (event_strangers, (1, 2), ("ll 1", "ht 1")),

@@ -58,8 +58,6 @@ static int null_pointers(struct fixture *s)
     REFUSED(epx_group_stats(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_group_error_clear(NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_group_abort(NULL, EPX_ERR_USAGE), EPX_ERR_ARGUMENT, "NULL");
-    REFUSED(epx_group_error_fd(NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
-    REFUSED(epx_group_error_fd(s->group, NULL), EPX_ERR_ARGUMENT, "fd");
     REFUSED(epx_group_abort(s->group, EPX_OK), EPX_ERR_ARGUMENT, "why", "got 0");
     REFUSED(epx_group_abort(s->group, (epx_status)13), EPX_ERR_ARGUMENT, "why", "got 13");
     REFUSED(epx_group_order_with(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");

@@ -592,19 +592,11 @@ static int hellos_may_wait(const struct ofi_net *n, int drained)
     return n->awaited && !drained && n->refused % OFI_REFUSED_STEP < OFI_REFUSED_STEP / 4;
 }
 
-/* Once all have connected, children of this rank do not get the connections. */
-static void move_door(struct ofi_net *n)
-{
-    ofi_door_set(n, n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED);
-    if (n->door == OFI_DOOR_CLOSED)
-        ofi_close_on_exec(n);
-}
-
 /* What is due before the next arrivals are believed. */
 static void check_strangers(struct ofi_net *n, int drained)
 {
     if (n->door == OFI_DOOR_UNKNOWN)
-        move_door(n);
+        ofi_door_set(n, n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED);
     if (n->shut_due && (!n->unnamed || n->refused >= OFI_REFUSED_STEP) && !hellos_may_wait(n, drained))
         n->shut_due = !ofi_shut_strangers(n, 1);
 }

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "util/cloexec.h"
 #include "util/sigactions.h"
 
 static struct ofi_lib lib;
@@ -37,13 +36,10 @@ static int getinfo(uint32_t version, const char *node, const char *service, uint
                    struct fi_info **info)
 {
     struct sigactions actions;
-    struct cloexec before;
     int rc;
 
     sigactions_save(&actions);
-    cloexec_begin(&before);
     rc = real_getinfo(version, node, service, flags, hints, info);
-    cloexec_end(&before);
     sigactions_restore(&actions, "libfabric");
     return rc;
 }
@@ -51,13 +47,10 @@ static int getinfo(uint32_t version, const char *node, const char *service, uint
 static void *open_library(void)
 {
     struct sigactions actions;
-    struct cloexec before;
     void *handle;
 
     sigactions_save(&actions);
-    cloexec_begin(&before);
     handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
-    cloexec_end(&before);
     sigactions_restore(&actions, "libfabric");
     return handle;
 }

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "util/cloexec.h"
 #include "util/files.h"
 #include "util/log.h"
 #include "util/status.h"
@@ -198,7 +197,6 @@ static epx_status net_open(const struct net_options *options, struct net **net)
 {
     const char *missing;
     const struct ofi_lib *lib = ofi_lib_get(&missing);
-    struct cloexec before;
     struct ofi_net *n;
     epx_status status;
 
@@ -229,10 +227,8 @@ static epx_status net_open(const struct net_options *options, struct net **net)
     status = make_tables(n);
     if (!status)
         status = ofi_tokens_open(n, options);
-    cloexec_begin(&before);
     if (!status)
         status = open_endpoint(n);
-    cloexec_end(&before);
     if (!status)
         status = ofi_local_add(n);
     if (status)

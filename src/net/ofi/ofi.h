@@ -227,8 +227,6 @@ int ofi_port_of(const struct sockaddr_storage *at);
 
 /* Looks for the connections to higher ranks whose source is to be sent. */
 void ofi_sources_find(struct ofi_net *n);
-/* Its connections are not inherited by programs that the process starts: libfabric does not see to it. */
-void ofi_close_on_exec(struct ofi_net *n);
 /* Shuts the connections to this rank that no rank has named; without `all` those that were there at the last look too.
  * 1: done, or it cannot be; 0: not yet. */
 int ofi_shut_strangers(struct ofi_net *n, int all);

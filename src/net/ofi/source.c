@@ -21,7 +21,6 @@
 #if EPX_HAVE_OFI
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -31,7 +30,6 @@
 
 #include "boot/fork.h"
 #include "util/clock.h"
-#include "util/cloexec.h"
 #include "util/descriptor.h"
 #include "util/log.h"
 
@@ -95,41 +93,6 @@ static void add_link(struct links *links, int fd)
         links->room = links->room * 2 + 16;
     }
     links->at[links->count++] = link;
-}
-
-/* The other end of a connection: 1 = a peer that this endpoint connects to. */
-static int is_peer(const struct ofi_net *n, const struct sockaddr_storage *other)
-{
-    for (int peer = 0; peer < n->nranks; peer++) {
-        struct sockaddr_storage at = {0};
-        size_t bytes = sizeof(at);
-
-        if (peer != n->rank && !fi_av_lookup(n->av, n->peers[peer].address, &at, &bytes) && bytes <= sizeof(at) &&
-            same(other, &at))
-            return 1;
-    }
-    return 0;
-}
-
-static void close_on_exec(int fd, void *arg)
-{
-    const struct ofi_net *n = arg;
-    struct sockaddr_storage own = {0}, at = {0};
-    socklen_t own_bytes = sizeof(own), other_bytes = sizeof(at);
-    size_t bytes = sizeof(at);
-
-    if (fcntl(fd, F_GETFD) & FD_CLOEXEC || getsockname(fd, (struct sockaddr *)&own, &own_bytes))
-        return;
-    if (fi_getname(&n->ep->fid, &at, &bytes) == 0 && ofi_port_of(&at) > 0 && ofi_port_of(&at) == ofi_port_of(&own))
-        cloexec_set(fd);
-    else if (!getpeername(fd, (struct sockaddr *)&at, &other_bytes) && is_peer(n, &at))
-        cloexec_set(fd);
-}
-
-void ofi_close_on_exec(struct ofi_net *n)
-{
-    if (n->info->addr_format == FI_SOCKADDR_IN || n->info->addr_format == FI_SOCKADDR_IN6)
-        cloexec_each(close_on_exec, n);
 }
 
 /* To be freed: links.at. */
