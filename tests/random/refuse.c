@@ -48,7 +48,7 @@ static epx_status mistake(struct rank *me, int number, int low, epx_tensor *in, 
 static epx_status dispatch_mistake(const struct rank *me, const struct step *s, int number, struct dispatch *c,
                                    epx_tensor *out, const epx_layout_info **given)
 {
-    static const epx_layout_info nothing = EPX_LAYOUT_INFO_INIT;
+    static const epx_layout_info nothing = EPX_LAYOUT_INFO_INIT, room = {.size = sizeof(room), .expected_rows = 1};
     const int low = is_low(plan_of(me, s));
 
     switch (number) {
@@ -56,7 +56,7 @@ static epx_status dispatch_mistake(const struct rank *me, const struct step *s, 
         if (low)
             out->shape[1] = (is_major(plan_of(me, s)) ? (int64_t)me->p->R * me->p->M : me->p->M) - 1;
         else
-            *given = &nothing;
+            *given = is_major(plan_of(me, s)) ? &room : &nothing; /* EXPERT_MAJOR may be given some of it */
         return low ? EPX_ERR_OVERFLOW : EPX_ERR_ARGUMENT;
     case 1:
         c->in.size = 12;
