@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NVFP4 and LogFMT-10 as docs/formats.md describes them. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -57,15 +58,31 @@ float model_row_scale(const uint16_t *row, int H)
     return most > 0 ? 2688 / most : 0;
 }
 
+/* Blocks that no scale of theirs encodes, as the table in docs/formats.md has them: the scale of such a block, of which
+ * all codes are equal; -1: it is none. */
+static int unencoded(float most, float row_scale)
+{
+    const float scale = fabsf(row_scale);
+
+    if (isnan(most) || isnan(scale) || (most > 0 && scale < FLT_MIN) || (most >= 0x1p-114f && scale > 0x1p126f))
+        return 0x7f;
+    return scale > 0x1p126f ? 0 : -1;
+}
+
 void model_nvfp4(const uint16_t *row, int H, float row_scale, uint8_t *codes, uint8_t *scales)
 {
     memset(codes, 0, (size_t)H / 2);
     for (int b = 0; b < H / 16; b++) {
         const uint16_t *x = row + 16 * b;
-        const float t = flush(row_scale * flush(most_of(x, 16, 0) * (1.0f / 6)));
+        const float most = most_of(x, 16, 0), t = flush(row_scale * flush(most * (1.0f / 6)));
         const uint8_t s = oracle_float_to_e4m3(t);
         const float inverse = t == 0 ? 0 : reciprocal(flush(oracle_e4m3_to_float(s) * reciprocal(row_scale)));
 
+        if (unencoded(most, row_scale) >= 0) {
+            scales[b] = (uint8_t)unencoded(most, row_scale);
+            memset(codes + 8 * b, scales[b] ? 0x77 : 0, 8);
+            continue;
+        }
         scales[b] = s;
         for (int i = 0; i < 16; i++)
             codes[8 * b + i / 2] |= (uint8_t)(to_e2m1(load_value(EPX_BF16, &x[i]) * inverse) << (i % 2 * 4));
