@@ -83,6 +83,7 @@ class Distributions(unittest.TestCase):
                 self.assertIn('\nversion = "%s" ' % epx.__version__, text)
 
     def test_deep_ep_names_another_projects_epx(self) -> None:
+        """The package does, and so does the module deep_ep.py of epx-moe-deep-ep."""
         code = """
 import sys, types
 sys.modules["epx"] = types.ModuleType("epx")
@@ -92,7 +93,10 @@ try:
 except ImportError as error:
     print(error)
 """
-        self.assertRegex(run(code), "^deep_ep: expected EPX's epx, got another project's .*/elsewhere/epx/.*; do: pip")
+        package = os.path.dirname(deep_ep.__path__[0])
+        for folder in (package, os.path.join(PYTHON, "names")):
+            self.assertRegex(run(code, PYTHONPATH=folder), "^deep_ep: expected EPX's epx, got another project's "
+                             ".*/elsewhere/epx/.*; do: pip", folder)
 
     def installed(self, folder: str) -> str:
         """A copy of the package in a folder where the other project's epx is installed too; its __init__.py."""
@@ -194,7 +198,8 @@ if __name__ == "__main__":
         names = os.path.join(PYTHON, "names")
         alone = os.pathsep.join([names, self.site])
         code = "import deep_ep_cpp, deep_ep.utils; print(deep_ep_cpp.Config is deep_ep.Config, deep_ep.__version__)"
-        self.assertEqual(run(code, PYTHONPATH=alone), "True " + deep_ep.__version__)
+        library = _library.load()._name  # the copy of epx has no folder lib
+        self.assertEqual(run(code, PYTHONPATH=alone, EPX_LIBRARY=library), "True " + deep_ep.__version__)
         for name in os.listdir(names):
             if name.endswith(".py"):
                 shutil.copy(os.path.join(names, name), self.another)
