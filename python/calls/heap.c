@@ -227,7 +227,7 @@ static void heap_free(struct heap *heap)
     free(heap);
 }
 
-/* With Python's lock, whatever the thread has; an exception that propagates goes on. */
+/* With Python's lock, whatever the thread has; an exception that propagates stays set. */
 static uintptr_t with_python(uintptr_t (*run)(struct heap *heap), struct heap *heap)
 {
     PyGILState_STATE state = PyGILState_Ensure();

@@ -131,7 +131,7 @@ class PlayedHeap(Played):
         self.heap = Heap(self.group, torch.device("cpu"))
 
     def another_group(self) -> epx.Group:
-        """With a heap that nobody has."""
+        """With a heap of its own."""
         with mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
             group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, alloc_bytes=1 << 16,
                               modes=epx.Mode.LOW_LATENCY)

@@ -265,7 +265,7 @@ class Program:
             use_on(now[0], [owner.tensor])  # type: ignore[arg-type]
 
     def drop(self) -> None:
-        """A tensor: its last work, on the stream that drops it, is told to nobody."""
+        """A tensor whose last work, on the stream that drops it, is reported nowhere."""
         owner = self.some(lambda owner: owner.kind != "gathered" or self.rng.random() < 0.3)
         if owner is None:
             return

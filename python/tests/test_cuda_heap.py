@@ -76,7 +76,7 @@ class Memory(PlayedHeap):
         self.assertTrue(self.heap.holds(self.heap.empty((60000,), torch.uint8)))
 
     def test_a_full_heap(self) -> None:
-        """Nobody waits for room; what has none is counted."""
+        """No call waits for room; what has none is counted."""
         first = self.heap.empty((40000,), torch.uint8)
         plain = self.heap.empty((40000,), torch.uint8)
         self.assertEqual([self.heap.holds(one) for one in (first, plain)], [True, False])
@@ -103,7 +103,7 @@ class Memory(PlayedHeap):
         self.assertEqual(story.count("the host waits"), 1)
 
     def test_memory_of_graphs(self) -> None:
-        """Captures of a stream share it; no other call has it; what they take anew nobody has used."""
+        """Captures of a stream share it; no other call has it; what they take anew was never used."""
         form = Form(((3000,), torch.uint8, None))
         self.heap.prepare_graphs(form)
         used = self.heap.empty((9000,), torch.uint8)
